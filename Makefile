@@ -1,0 +1,30 @@
+# `make test` and `make demo` work on a machine where nothing was installed by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: test test-slow lint demo clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One process a core with one thread each: small tensors gain nothing from threads.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+clean:
+	rm -rf $(VENV) build dist demo-out .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,22 @@
+"""``--set key=value`` on the command line."""
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """``["b=1.5", "position=add"]`` -> ``{"b": 1.5, "position": "add"}``.
+
+    Values are read as Python literals (numbers, tuples, True, None), else as text.
+    """
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{setting!r} is not a setting; write key=value, e.g. maxout=1.")
+        try:
+            parsed[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            parsed[key.strip()] = value.strip()
+    return parsed
