@@ -1,0 +1,26 @@
+"""The dynamic-linear layers, and the frozen views that read their matrices off."""
+
+from bcosvit.nn.attention import Attention
+from bcosvit.nn.conv import BcosConv2d
+from bcosvit.nn.dynamic import DynamicModule, explaining, frozen_view
+from bcosvit.nn.encoding import BcosEncoding, Encoding, ImageNetEncoding
+from bcosvit.nn.linear import BcosLinear, Linear
+from bcosvit.nn.norm import BatchNormUncentred2d, LayerNorm
+from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding
+
+__all__ = [
+    "Attention",
+    "AttentionPrior",
+    "BatchNormUncentred2d",
+    "BcosConv2d",
+    "BcosEncoding",
+    "BcosLinear",
+    "DynamicModule",
+    "Encoding",
+    "ImageNetEncoding",
+    "LayerNorm",
+    "Linear",
+    "PositionalEmbedding",
+    "explaining",
+    "frozen_view",
+]

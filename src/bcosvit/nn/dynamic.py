@@ -1,0 +1,136 @@
+"""Frozen views: how one model both predicts and explains.
+
+Every layer of a B-cos network computes W(x)·x with a matrix that depends on x. Reading that
+matrix off by differentiation needs W(x) held constant. Instead of switching a flag on the model
+(which leaks into other threads, nested calls and pickles), ``frozen_view`` returns a *copy of the
+module objects* that shares parameters and buffers and has ``frozen = True`` on every dynamic
+layer. The model itself is never touched, so there is nothing to restore.
+
+A frozen view is affine in its input: logits = W·x + Σ constants. The constants' share (positional
+embedding, biases) is found the same way as W: each constant enters through ``offset``, which a
+view can multiply by a per-sample ``probe`` of ones; the gradient of a logit with respect to the
+probe is the residual (SPEC 4.4).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from bcosvit.ops.common import constant_if
+
+M = TypeVar("M", bound=nn.Module)
+D = TypeVar("D", bound="DynamicModule")
+
+
+class DynamicModule(nn.Module):
+    """A layer that is linear in its input once what it computes *from* the input is frozen."""
+
+    frozen: bool = False
+    """Whether this object belongs to a frozen view. Never set on a model by hand."""
+
+    probe: Tensor | None = None
+    """In a view that measures the residual: ones [batch], a factor on every constant."""
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        """``tensor`` as part of W(x): in a frozen view no gradient flows into it."""
+        return constant_if(self.frozen, tensor)
+
+    def offset(self, constant: Tensor, like: Tensor) -> Tensor:
+        """``constant`` ready to be added to ``like``; every additive constant goes through here."""
+        if self.probe is None:
+            return constant
+        return constant * self.probe.view(-1, *[1] * (like.ndim - 1)).to(like.dtype)
+
+
+# Modules of torch that are linear and add nothing, or only arrange other modules.
+_LINEAR = (nn.Identity, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Unflatten, nn.Dropout)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+# Layers of torch that need freezing or add a constant -> our class with the same state.
+_TWINS: dict[type[nn.Module], type[DynamicModule]] = {}
+
+
+def twin_of(torch_layer: type[nn.Module]) -> Callable[[type[D]], type[D]]:
+    """Class decorator: in a frozen view the decorated class stands in for ``torch_layer``."""
+
+    def register(ours: type[D]) -> type[D]:
+        _TWINS[torch_layer] = ours
+        return ours
+
+    return register
+
+
+def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: bool = True) -> M:
+    """A copy of ``model``'s module objects, sharing its tensors, whose gradient is W(x).
+
+    ``with_parameter_grad=False`` cuts the parameters off autograd, so that an explanation keeps no
+    activations for weight gradients that nobody asks for.
+    """
+    module = unwrapped(model)
+    for name, child in module.named_modules():
+        if not _may_be_frozen(child):
+            raise ValueError(
+                f"{type(child).__name__} at {name or 'the root'!r} is not dynamic linear, so the "
+                f"model has no exact explanation; put a layer of bcosvit.nn in its place."
+            )
+    return _copy(module, probe, with_parameter_grad, {})
+
+
+@contextmanager
+def explaining(model: M) -> Iterator[M]:
+    """``with explaining(model) as view``: sugar on ``frozen_view``; ``model`` stays as it is."""
+    yield frozen_view(model)
+
+
+def unwrapped(model: M) -> M:
+    """The model inside wrappers that change how it runs, not what it computes."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)  # torch.compile's wrapper
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def _may_be_frozen(module: nn.Module) -> bool:
+    """Whether ``module`` is dynamic linear, its children (asked on their own) aside."""
+    if isinstance(module, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(module) in _TWINS:
+        return True
+    if isinstance(module, nn.Conv2d):
+        return module.bias is None and module.padding_mode == "zeros"
+    # A module of somebody's own that has children is taken to arrange them; torch's composite
+    # modules (MultiheadAttention, ...) compute between their children.
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return not is_torchs and next(module.children(), None) is not None
+
+
+def _copy(module: M, probe: Tensor | None, with_grad: bool, done: dict[int, nn.Module]) -> M:
+    """Copies the object, not its tensors; a module that stands in two places stays one."""
+    if id(module) in done:
+        return done[id(module)]  # type: ignore[return-value]
+    copy = object.__new__(_TWINS.get(type(module), type(module)))
+    done[id(module)] = copy
+    state = copy.__dict__
+    state.update(module.__dict__)
+    # torch keeps tensors, children and hooks in dicts: give the view its own.
+    state.update({key: value.copy() for key, value in state.items() if isinstance(value, dict)})
+    # What `module.compile()` left behind would run the unfrozen original.
+    state["_compiled_call_impl"] = None
+    state["_modules"] = {
+        name: child if child is None else _copy(child, probe, with_grad, done)
+        for name, child in module._modules.items()
+    }
+    for tensors in (state["_parameters"], state["_buffers"]):
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            # Autograd cannot save a tensor that was made under `inference_mode`.
+            tensor = tensor.clone() if tensor.is_inference() else tensor
+            tensors[name] = constant_if(not with_grad, tensor)
+    if isinstance(copy, DynamicModule):
+        state["frozen"] = True
+        state["probe"] = probe
+    return copy  # type: ignore[return-value]

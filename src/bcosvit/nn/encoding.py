@@ -1,0 +1,84 @@
+"""From RGB in [0, 1] to what a model computes on: the first module of every model.
+
+It is also where bad pictures are refused, once, for every way into a model.
+"""
+
+import torch
+from torch import Tensor
+
+from bcosvit.nn.dynamic import DynamicModule
+
+
+class Encoding(DynamicModule):
+    """Checks pictures, then encodes them; ``channels`` is the width of what comes out.
+
+    Explanations are about what comes out: the encoded image is the x of W(x)·x.
+    """
+
+    channels: int
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images)
+        return self.encode(images)
+
+    def encode(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class BcosEncoding(Encoding):
+    """[r, g, b, 1−r, 1−g, 1−b]: a pixel's colour is the *direction* of its vector (SPEC 2.1).
+
+    Weights that align with the input can then be read as colours, and black is as long a vector as
+    white, so dark objects can contribute too.
+    """
+
+    channels = 6
+
+    def encode(self, images: Tensor) -> Tensor:
+        return torch.cat([images, 1 - images], dim=1)
+
+
+class ImageNetEncoding(Encoding):
+    """Centred and scaled by ImageNet's statistics, as conventional backbones expect."""
+
+    channels = 3
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+
+    def encode(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+def check_images(images: Tensor) -> None:
+    """Raises ``ValueError`` unless ``images`` is a batch of RGB pictures in [0, 1]."""
+    if not isinstance(images, Tensor):
+        raise ValueError(f"Images must be a tensor [B, 3, H, W], not {type(images).__name__}.")
+    if images.ndim != 4 or images.shape[1] != 3:
+        hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
+        raise ValueError(
+            f"Images have shape {list(images.shape)}, expected [B, 3, H, W] (RGB){hint}."
+        )
+    if images.shape[0] == 0:
+        raise ValueError("The batch of images is empty; give at least one image.")
+    if not images.is_floating_point():
+        raise ValueError(
+            f"Images have dtype {images.dtype}, expected floating point in [0, 1]; "
+            f"divide 8-bit pixels by 255."
+        )
+    # Values cannot be looked at while a graph is being captured, nor on the meta device.
+    if torch.compiler.is_compiling() or images.is_meta:
+        return
+    low, high = (value.item() for value in images.detach().aminmax())
+    if not (low >= 0 and high <= 1):
+        if low != low or high != high:
+            raise ValueError("Images contain NaN; every value must be a number in [0, 1].")
+        raise ValueError(
+            f"Images have values in [{low:g}, {high:g}], allowed is [0, 1]; don't normalise them "
+            f"(the model's first module does) and divide 8-bit pixels by 255."
+        )

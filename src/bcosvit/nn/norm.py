@@ -1,0 +1,50 @@
+"""Normalisation layers that can be frozen: their scale becomes part of W(x) (SPEC 1.5)."""
+
+import torch
+from torch import Tensor, nn
+
+from bcosvit.nn.dynamic import DynamicModule, twin_of
+from bcosvit.ops.common import wide
+
+
+@twin_of(nn.LayerNorm)
+class LayerNorm(DynamicModule, nn.LayerNorm):
+    """Frozen, the scale is constant, subtracting the mean stays linear, the bias is a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.frozen:
+            return super().forward(x)
+        dims = tuple(range(-len(self.normalized_shape), 0))
+        centred = wide(x) - wide(x).mean(dims, keepdim=True)
+        variance = self.constant(centred).square().mean(dims, keepdim=True)
+        y = centred * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            y = y * self.weight
+        if self.bias is not None:
+            y = y + self.offset(self.bias, y)
+        # As `super().forward` does: autocast keeps the result wide.
+        return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
+
+
+class BatchNormUncentred2d(DynamicModule, nn.BatchNorm2d):
+    """Divides by the standard deviation without subtracting the mean, so it stays linear.
+
+    State as in ``nn.BatchNorm2d`` without a bias, like the later public B-cos models'; the mean
+    is tracked in name only.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_var is not None and self.num_batches_tracked is not None
+        if self.training:
+            variance = wide(x).var((0, 2, 3), unbiased=False)
+            with torch.no_grad():
+                self.running_var.lerp_(variance.to(self.running_var.dtype), self.momentum or 0.0)
+                self.num_batches_tracked.add_(1)
+        else:
+            variance = self.running_var
+        scale = self.weight * torch.rsqrt(self.constant(variance) + self.eps)
+        return x * scale.to(x.dtype).view(-1, 1, 1)

@@ -1,0 +1,31 @@
+"""The B-cos transform of vectors, as the paper writes it (Eq. 8 and 12).
+
+Shapes: x [..., d], weight [m·c, d], out [..., c].
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcosvit.ops.common import constant_if, cosine_scaled, maxout, wide
+
+
+def bcos_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    b: float = 2.0,
+    m: int = 1,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+    frozen: bool = False,
+) -> Tensor:
+    """MaxOut over ``m`` units of γ·|cos(x, ŵ)|^(B−1)·(ŵ·x).
+
+    ``weight`` has unit rows already (``unit_rows``), so MaxOut may come before the scaling.
+    With ``frozen`` the gradient with respect to ``x`` is the dynamic matrix W(x).
+    """
+    linear = maxout(F.linear(x, weight), m, dim=-1)
+    if b == 1:
+        return scale * linear
+    norm = (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()
+    return cosine_scaled(wide(linear), norm, b, scale, frozen).to(linear.dtype)

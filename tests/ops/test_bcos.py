@@ -1,0 +1,173 @@
+"""The B-cos transform against slow references: exponents, MaxOut, patches, half precision."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bcosvit.nn import BcosConv2d, BcosLinear
+from bcosvit.ops import bcos_conv2d, bcos_linear
+from bcosvit.ops.common import unit_rows
+from tests.reference.dynamic import bcos_rows
+
+EXPONENTS = [1.0, 1.5, 2.0, 2.5]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("b", EXPONENTS)
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_linear_is_the_equation(b, m):
+    x, weight = torch.randn(7, 5, dtype=torch.float64), torch.randn(4 * m, 5, dtype=torch.float64)
+    y = bcos_linear(x, unit_rows(weight), b=b, m=m, scale=1.7)
+    for sample, out in zip(x.numpy(), y.numpy(), strict=True):
+        expected = bcos_rows(sample, weight.numpy(), b, m, 1.7, 1e-6) @ sample
+        np.testing.assert_allclose(out, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("b", EXPONENTS)
+def test_gradients_are_those_of_the_equation(b):
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, weight: bcos_linear(x, unit_rows(weight), b=b, m=2, scale=0.5), (x, weight)
+    )
+
+
+def unfolded_conv(x, weight, stride, padding, dilation, groups, b, m, scale):
+    """Patches cut out by ``unfold``, group by group, each through the definition."""
+    outputs = []
+    units = weight.shape[0] // groups
+    for g, part in enumerate(x.chunk(groups, 1)):
+        kernel = weight.shape[2:]
+        patches = F.unfold(part, kernel, dilation=dilation, padding=padding, stride=stride)
+        rows = weight[g * units : (g + 1) * units].flatten(1)
+        unit = rows / rows.norm(dim=1, keepdim=True)
+        linear = torch.einsum("up,npl->nul", unit, patches)
+        norm = (patches.square().sum(1, keepdim=True) + 1e-6).sqrt()
+        every = scale * (linear / norm).abs() ** (b - 1) * linear
+        outputs.append(every.unflatten(1, (units // m, m)).amax(2))
+    size = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    return torch.cat(outputs, 1).unflatten(2, size)
+
+
+CONVOLUTIONS = [
+    # kernel, stride, padding, dilation, groups
+    (1, 1, 0, 1, 1),
+    (3, 1, 1, 1, 1),
+    (3, 2, 1, 1, 2),
+    (7, 2, 3, 1, 1),
+    (4, 4, 0, 1, 1),
+    (2, 1, 2, 1, 1),
+    ((3, 2), (2, 1), (1, 2), 1, 1),
+    (3, 1, 2, 2, 1),
+    (3, (1, 2), (2, 3), (2, 3), 4),
+]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), CONVOLUTIONS)
+@pytest.mark.parametrize("m", [1, 2])
+def test_convolution_against_unfold(kernel, stride, padding, dilation, groups, m):
+    for b in EXPONENTS:
+        layer = BcosConv2d(
+            *(4, 8, kernel),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            b=b,
+            maxout=m,
+            scale=1.3,
+        ).double()
+        x = torch.randn(2, 4, 11, 13, dtype=torch.float64)
+        geometry = (layer.stride, layer.padding, layer.dilation, groups)
+        expected = unfolded_conv(x, layer.weight, *geometry, b, m, 1.3)
+        torch.testing.assert_close(layer(x), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+def test_cosine_never_exceeds_one(kernel, stride, padding, dilation, groups, dtype):
+    """Where kernels *are* the patch: what B = 2 makes of B = 1 is the |cos| that was used."""
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    layer = BcosConv2d(4, 8, kernel, **options)
+    layer.weight.data.fill_(1.0)
+    layer, x = layer.to(dtype), torch.full((1, 4, 11, 13), 3.7, dtype=dtype)
+    scaled = layer(x).double()
+    layer.b = 1.0
+    cos = (scaled / layer(x).double()).nan_to_num(0)
+    assert (cos <= 1 + torch.finfo(dtype).eps).all()
+    assert (cos > 0.99).any()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("b", EXPONENTS)
+@pytest.mark.parametrize("m", [1, 2])
+def test_zero_input_in_half_precision(dtype, b, m):
+    for layer, shape in [
+        (BcosLinear(16, 8, b=b, maxout=m), (3, 16)),
+        (BcosConv2d(4, 8, 3, padding=1, b=b, maxout=m), (2, 4, 5, 5)),
+    ]:
+        x = torch.zeros(shape, dtype=dtype, requires_grad=True)
+        y = layer.to(dtype)(x)
+        assert (y == 0).all()
+        y.sum().backward()
+        assert x.grad.isfinite().all()
+        assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("b", EXPONENTS)
+def test_large_input_in_half_precision(dtype, b):
+    """‖x‖ = 1e4, whose square no half-precision number holds."""
+    for layer, shape in [
+        (BcosLinear(64, 32, b=b, maxout=2), (5, 64)),
+        (BcosConv2d(16, 32, 2, stride=2, b=b, maxout=2), (5, 16, 2, 2)),
+    ]:
+        x = torch.randn(shape)
+        x = 1e4 * x / x.flatten(1).norm(dim=1).view(-1, *[1] * (x.ndim - 1))
+        x = x.to(dtype).float()
+        exact = layer(x).flatten(1)
+        narrow = layer.to(dtype)(x.to(dtype)).float().flatten(1)
+        assert narrow.isfinite().all()
+        assert (F.cosine_similarity(narrow, exact) > 0.999).all()
+        assert ((narrow.norm(dim=1) / exact.norm(dim=1) - 1).abs() < 0.02).all()
+
+
+def test_norms_are_wide_under_autocast():
+    layer, x = BcosLinear(64, 32), 1e3 * torch.randn(4, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert (F.cosine_similarity(y.float(), layer(x)) > 0.999).all()
+
+
+def test_b_one_is_a_unit_row_linear_layer():
+    x, weight = torch.randn(3, 6), torch.randn(4, 6)
+    expected = x @ (weight / weight.norm(dim=1, keepdim=True)).T
+    torch.testing.assert_close(bcos_linear(x, unit_rows(weight), b=1.0), expected)
+    kernel = weight.view(4, 6, 1, 1)
+    torch.testing.assert_close(
+        bcos_conv2d(x.view(3, 6, 1, 1), unit_rows(kernel), b=1.0).flatten(1), expected
+    )
+
+
+def test_zero_weights_stay_finite():
+    assert (unit_rows(torch.zeros(2, 3)) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: BcosLinear(4, 4, b=0.5), "B = 0.5"),
+        (lambda: BcosLinear(4, 4, b=float("nan")), "B = nan"),
+        (lambda: BcosConv2d(4, 4, 3, b=float("inf")), "B = inf"),
+        (lambda: BcosLinear(4, 4, maxout=0), "maxout = 0"),
+        (lambda: BcosConv2d(4, 6, 3, groups=4), "groups = 4"),
+    ],
+)
+def test_impossible_layers_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()

@@ -1,0 +1,1 @@
+"""The equations once more: slow, explicit, in NumPy, importing nothing of the library."""
