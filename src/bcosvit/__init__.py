@@ -1,0 +1,33 @@
+"""B-cos vision transformers: models whose prediction is its own explanation."""
+
+from bcosvit.explain import Attribution, explain
+from bcosvit.models import (
+    DenseNetConfig,
+    ModelConfig,
+    StemConfig,
+    create_model,
+    list_models,
+    load,
+    load_backbone,
+    resize_prior,
+    save,
+)
+from bcosvit.nn import explaining, frozen_view
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attribution",
+    "DenseNetConfig",
+    "ModelConfig",
+    "StemConfig",
+    "create_model",
+    "explain",
+    "explaining",
+    "frozen_view",
+    "list_models",
+    "load",
+    "load_backbone",
+    "resize_prior",
+    "save",
+]

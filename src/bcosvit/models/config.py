@@ -1,0 +1,263 @@
+"""What a model is, as data: written into every weights file and every run.
+
+Fields that are not given take the default of their family or flavour when the config is made, so
+that a stored config says everything.
+"""
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from bcosvit.nn.attention import AttentionKind
+from bcosvit.nn.linear import check_bcos
+
+Family = Literal["bcos", "conventional"]
+Flavour = Literal["v1", "v2", "conventional"]
+Position = Literal["none", "emb", "add", "mul"]
+
+FROM_FAMILY: Any = None
+"""The default of fields that are resolved in ``__post_init__``; no config ever holds it."""
+
+LOGIT_BIAS = math.log(0.01 / 0.99)
+"""The paper's: before any evidence a class has 1 % (SPEC 3.5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseNetConfig:
+    """A DenseNet, as a tokeniser's backbone or on its own (then with a classifier)."""
+
+    flavour: Flavour = "v1"
+    """``v1``: the paper's; ``v2``: the later public models'; ``conventional``: torchvision's."""
+    growth: int = 32
+    blocks: tuple[int, ...] = (6, 12, 24, 16)
+    """Layers per dense block; the default is DenseNet-121."""
+    stem_width: int = 64
+    bottleneck: int = 4
+    """Width of a layer's 1×1 convolution, in multiples of ``growth``."""
+    num_classes: int = 1000
+    """Here and below: of the classifier, when the DenseNet stands on its own."""
+    logit_scale: float = FROM_FAMILY
+    logit_bias: float = FROM_FAMILY
+
+    def __post_init__(self) -> None:
+        _check_choice("backbone flavour", self.flavour, get_args(Flavour))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        for name in ("growth", "stem_width", "bottleneck", "num_classes"):
+            _check_positive(name, getattr(self, name))
+        if not self.blocks or any(layers < 1 for layers in self.blocks):
+            raise ValueError(f"blocks = {self.blocks} is not allowed: give >= 1 layer per block.")
+        scale, bias = {
+            "v1": (1e-3, LOGIT_BIAS),
+            # 1/n for each of n classes; a lone class starts undecided.
+            "v2": (1.0, -math.log(max(self.num_classes - 1, 1))),
+            "conventional": (1.0, 0.0),
+        }[self.flavour]
+        _resolve(self, logit_scale=scale, logit_bias=bias)
+
+    @property
+    def family(self) -> Family:
+        return "conventional" if self.flavour == "conventional" else "bcos"
+
+    def width_at(self, tap: int) -> int:
+        """Channels of dense block ``tap``'s output (counted from 1), before the transition."""
+        width = self.stem_width
+        for block, layers in enumerate(self.blocks[:tap], start=1):
+            width += layers * self.growth
+            if block < tap:
+                width //= 2
+        return width
+
+    def convolutions_at(self, tap: int) -> int:
+        """How many convolutions lead to that output: 13, 38, 87 in a DenseNet-121."""
+        return 1 + 2 * sum(self.blocks[:tap]) + tap - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemConfig:
+    """A few 3×3 convolutions of stride 2 in place of a DenseNet: small models from scratch."""
+
+    widths: tuple[int, ...] = (32, 64)
+    gain: float = 100.0
+    """f in γ = f/√c of the stem's B-cos convolutions."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or any(width < 1 for width in self.widths):
+            raise ValueError(f"widths = {self.widths} is not allowed: give positive channels.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A vision transformer on a convolutional tokeniser, B-cos or conventional (SPEC 3.6)."""
+
+    family: Family = "bcos"
+    width: int = 192
+    heads: int = 3
+    depth: int = 12
+    """Transformer blocks."""
+    mlp_ratio: float = 4.0
+    position: Position = FROM_FAMILY
+    """Positional information; default ``mul`` (B-cos), ``emb`` (conventional)."""
+    attention: AttentionKind = FROM_FAMILY
+    """Default ``shifted`` (B-cos), ``standard`` (conventional)."""
+    maxout: int = FROM_FAMILY
+    """Units per output of every B-cos transform but the head; default 2."""
+    b: float = 2.0
+    attention_b: float = 2.0
+    """B in the value and output projections of ``shifted`` attention."""
+    backbone: DenseNetConfig | StemConfig = FROM_FAMILY
+    """Default: DenseNet-121 of flavour ``v1`` (B-cos) or ``conventional``."""
+    tap: int = 3
+    """Tokens come from this dense block's output: 1, 2, 3 = 13, 38, 87 convolutions."""
+    patch: int = FROM_FAMILY
+    """Kernel and stride of the tokens' convolution; default 4, 2, 1 for taps 1, 2, 3."""
+    train_backbone: bool = FROM_FAMILY
+    """Default: a DenseNet is frozen, a stem is trained."""
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width; an int means a square."""
+    num_classes: int = 1000
+    gain: float = FROM_FAMILY
+    """f in γ = f/√c (SPEC 1.4); default 15, 20, 25 at width 192, 384, 768,
+    5 more a doubling, never below 5."""
+    prior_gain: float = 10.0
+    """Further factor on ``gain`` with ``mul``, whose products of two attentions decay faster."""
+    feature_scale: float = FROM_FAMILY
+    """Factor on the backbone's features; default 10³ for ``v1``, else 1."""
+    logit_scale: float = FROM_FAMILY
+    logit_bias: float = FROM_FAMILY
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check_choice("family", self.family, get_args(Family))
+        bcos = self.family == "bcos"
+        size = self.image_size
+        pair = (size, size) if isinstance(size, int) else tuple(size)
+        object.__setattr__(self, "image_size", pair)
+        backbone = self.backbone or DenseNetConfig(flavour="v1" if bcos else "conventional")
+        dense = isinstance(backbone, DenseNetConfig)
+        v1 = isinstance(backbone, DenseNetConfig) and backbone.flavour == "v1"
+        _resolve(
+            self,
+            backbone=backbone,
+            position="mul" if bcos else "emb",
+            attention="shifted" if bcos else "standard",
+            maxout=2 if bcos else 1,
+            patch={1: 4, 2: 2}.get(self.tap, 1) if dense else 1,
+            train_backbone=not dense,
+            gain=max(5.0, 15 + 5 * math.log2(self.width / 192)),
+            feature_scale=1e3 if v1 else 1.0,
+            logit_scale=1e-3 if bcos else 1.0,
+            logit_bias=LOGIT_BIAS if bcos else 0.0,
+        )
+        self._check()
+
+    def _check(self) -> None:
+        _check_choice("position", self.position, get_args(Position))
+        _check_choice("attention", self.attention, get_args(AttentionKind))
+        check_bcos(self.b, self.maxout)
+        check_bcos(self.attention_b, self.maxout)
+        for name in ("width", "heads", "depth", "patch", "num_classes"):
+            _check_positive(name, getattr(self, name))
+        if len(self.image_size) != 2 or any(side < 1 for side in self.image_size):
+            raise ValueError(
+                f"image_size = {self.image_size} is not allowed: give pixels, or (height, width)."
+            )
+        if self.width % self.heads:
+            raise ValueError(
+                f"width = {self.width} cannot be split into {self.heads} heads; "
+                f"give a width that is a multiple of heads."
+            )
+        if self.family == "conventional":
+            for name, allowed in {"attention": "standard", "maxout": 1, "b": 2.0}.items():
+                if (value := getattr(self, name)) != allowed:
+                    raise ValueError(
+                        f"{name} = {value!r} does not exist in the conventional family, which has "
+                        f"no B-cos layers; leave it at {allowed!r} or use family='bcos'."
+                    )
+        if isinstance(self.backbone, DenseNetConfig):
+            if not 1 <= self.tap <= len(self.backbone.blocks):
+                raise ValueError(
+                    f"tap = {self.tap} is not allowed: the backbone has dense blocks 1 to "
+                    f"{len(self.backbone.blocks)}."
+                )
+            if self.backbone.family != self.family:
+                raise ValueError(
+                    f"backbone flavour {self.backbone.flavour!r} does not fit the {self.family} "
+                    f"family; use {'v1 or v2' if self.family == 'bcos' else 'conventional'}."
+                )
+        if min(self.grid) < 1:
+            raise ValueError(
+                f"image_size = {self.image_size} is too small: no token is left of it; "
+                f"give at least {self.min_size} pixels a side."
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        return self.grid_of(*self.image_size)
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tokens that an image of this size is cut into."""
+        return self._tokens_along(height), self._tokens_along(width)
+
+    def _tokens_along(self, pixels: int) -> int:
+        halvings = len(self.backbone.widths) if isinstance(self.backbone, StemConfig) else 2
+        for _ in range(halvings):
+            pixels = (pixels + 1) // 2
+        if isinstance(self.backbone, DenseNetConfig):
+            pixels //= 2 ** (self.tap - 1)
+        return pixels // self.patch
+
+    @property
+    def min_size(self) -> int:
+        """The fewest pixels a side that still make a token."""
+        return next(pixels for pixels in itertools.count(1) if self._tokens_along(pixels))
+
+    @property
+    def layer_gain(self) -> float:
+        """f of the transformer's layers, the prior's factor included."""
+        return self.gain * (self.prior_gain if self.position == "mul" else 1.0)
+
+
+Config = ModelConfig | DenseNetConfig
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain values for JSON or YAML; ``from_dict`` is the way back."""
+    kind = "densenet" if isinstance(config, DenseNetConfig) else "vit"
+    values = dataclasses.asdict(config)
+    if isinstance(config, ModelConfig):
+        values["backbone"]["kind"] = (
+            "stem" if isinstance(config.backbone, StemConfig) else "densenet"
+        )
+    return {"kind": kind, **values}
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """The config that ``to_dict`` wrote."""
+    values = dict(values)
+    if values.pop("kind") == "densenet":
+        return DenseNetConfig(**values)
+    backbone = dict(values["backbone"])
+    values["backbone"] = {"stem": StemConfig, "densenet": DenseNetConfig}[backbone.pop("kind")](
+        **backbone
+    )
+    return ModelConfig(**values)
+
+
+def _resolve(config: object, **defaults: Any) -> None:
+    for name, default in defaults.items():
+        if getattr(config, name) is None:
+            object.__setattr__(config, name, default)
+
+
+def _check_choice(what: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} = {value!r} is not allowed: choose from {', '.join(allowed)}.")
+
+
+def _check_positive(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} = {value!r} is not allowed: give an integer >= 1.")

@@ -1,0 +1,139 @@
+"""DenseNets: the B-cos ones of the paper and its sequel, and torchvision's.
+
+Module names follow torchvision's DenseNet, so published state dicts load by their own keys.
+``features`` can stop after any dense block: a tokeniser's backbone is the same network, cut.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from bcosvit.models.base import Classifier, LogitLayer
+from bcosvit.models.config import DenseNetConfig
+from bcosvit.nn.conv import BcosConv2d
+from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
+from bcosvit.nn.norm import BatchNormUncentred2d
+
+
+class DenseLayer(nn.Module):
+    """1×1 then 3×3 convolution on everything the block has computed so far."""
+
+    def __init__(self, width: int, config: DenseNetConfig) -> None:
+        super().__init__()
+        inner = config.bottleneck * config.growth
+        self.norm1 = _norm(width, config)
+        self.conv1 = _conv(width, inner, 1, config)
+        self.norm2 = _norm(inner, config)
+        self.conv2 = _conv(inner, config.growth, 3, config, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(self.norm2(self.conv1(self.norm1(x))))
+
+
+class DenseBlock(nn.ModuleDict):
+    """Layers whose outputs are appended to their input."""
+
+    def __init__(self, width: int, layers: int, config: DenseNetConfig) -> None:
+        super().__init__()
+        for i in range(layers):
+            self[f"denselayer{i + 1}"] = DenseLayer(width + i * config.growth, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.values():
+            x = torch.cat([x, layer(x)], dim=1)
+        return x
+
+
+def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequential:
+    """The convolutional part; with ``tap`` up to that dense block's output (SPEC 2.3)."""
+    if config.flavour == "conventional":
+        return _torchvision_features(config, tap)
+    width = config.stem_width
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["conv0"] = _conv(6, width, 7, config, stride=2, padding=3)
+    parts["norm0"] = _norm(width, config)
+    parts["pool0"] = nn.AvgPool2d(3, stride=2, padding=1)
+    for block, layers in enumerate(config.blocks, start=1):
+        parts[f"denseblock{block}"] = DenseBlock(width, layers, config)
+        width += layers * config.growth
+        if block == tap:
+            return nn.Sequential(parts)
+        if block < len(config.blocks):
+            transition: OrderedDict[str, nn.Module] = OrderedDict()
+            transition["norm"] = _norm(width, config)
+            transition["conv"] = _conv(width, width // 2, 1, config)
+            transition["pool"] = nn.AvgPool2d(2, stride=2)
+            parts[f"transition{block}"] = nn.Sequential(transition)
+            width //= 2
+    parts["norm5"] = _norm(width, config)
+    return nn.Sequential(parts)
+
+
+class DenseNet(Classifier[DenseNetConfig]):
+    """A DenseNet with its classifier: what tokenisers are pretrained as."""
+
+    def __init__(self, config: DenseNetConfig) -> None:
+        super().__init__()
+        width = config.width_at(len(config.blocks))
+        self.config = config
+        self.classifier: nn.Module
+        if config.flavour == "conventional":
+            self.encoding = ImageNetEncoding()
+            self.features = dense_features(config)
+            self.classifier = nn.Linear(width, config.num_classes)
+        else:
+            self.encoding = BcosEncoding()
+            self.features = dense_features(config)
+            self.classifier = _conv(width, config.num_classes, 1, config)
+        self.logit = LogitLayer(config.logit_scale, config.logit_bias)
+
+    def from_encoded(self, encoded: Tensor) -> Tensor:
+        features = self.features(encoded)
+        if self.config.flavour == "conventional":
+            logits = self.classifier(features.relu().mean((2, 3)))
+        else:
+            # B-cos models classify every position, then average (as the authors' do).
+            logits = self.classifier(features).mean((2, 3))
+        return self.logit(logits)
+
+
+def _conv(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    config: DenseNetConfig,
+    stride: int = 1,
+    padding: int = 0,
+) -> BcosConv2d:
+    """A B-cos convolution of the flavour: v1 has MaxOut 2 and γ = 100/√c, v2 neither."""
+    v1 = config.flavour == "v1"
+    return BcosConv2d(
+        inputs,
+        outputs,
+        kernel,
+        stride=stride,
+        padding=padding,
+        maxout=2 if v1 else 1,
+        scale=100 / (kernel**2 * inputs) ** 0.5 if v1 else 1.0,
+    )
+
+
+def _norm(width: int, config: DenseNetConfig) -> nn.Module:
+    return BatchNormUncentred2d(width) if config.flavour == "v2" else nn.Identity()
+
+
+def _torchvision_features(config: DenseNetConfig, tap: int | None) -> nn.Sequential:
+    from bcosvit._torchvision import torchvision
+
+    features: nn.Sequential = torchvision.models.DenseNet(
+        growth_rate=config.growth,
+        block_config=config.blocks,
+        num_init_features=config.stem_width,
+        bn_size=config.bottleneck,
+    ).features
+    if tap is None:
+        return features
+    names = [name for name, _ in features.named_children()]
+    kept = names[: names.index(f"denseblock{tap}") + 1]
+    return nn.Sequential(OrderedDict((name, getattr(features, name)) for name in kept))

@@ -1,0 +1,216 @@
+"""Names, options, configs: what can be made, and what is refused."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from bcosvit import ModelConfig, StemConfig, create_model, list_models, resize_prior
+from bcosvit.models import DenseNetConfig, model_config
+from bcosvit.models.config import from_dict, to_dict
+from bcosvit.nn import BatchNormUncentred2d, BcosConv2d, BcosLinear
+from tests.conftest import randomise, small_config, tiny_config
+
+
+def test_every_name_of_the_paper():
+    sizes, depths = ("ti", "s", "b"), (13, 38, 87)
+    for family in ("bcos_vit", "vit"):
+        assert {f"{family}_{size}_{depth}" for size in sizes for depth in depths} <= set(
+            list_models()
+        )
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_name_predicts(name):
+    with torch.device("meta"):
+        model = create_model(name, num_classes=7)
+    assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("depth", "channels", "side", "kernel"), [(13, 256, 56, 4), (38, 512, 28, 2), (87, 1024, 14, 1)]
+)
+@pytest.mark.parametrize("family", ["bcos_vit", "vit"])
+def test_taps(family, depth, channels, side, kernel):
+    """SPEC 2.3 and 2.4: the named number of convolutions, 196 tokens."""
+    with torch.device("meta"):
+        model = create_model(f"{family}_ti_{depth}")
+    backbone = model.tokeniser.backbone
+    convolutions = [m for m in backbone.modules() if isinstance(m, BcosConv2d | torch.nn.Conv2d)]
+    assert len(convolutions) == depth == model.config.backbone.convolutions_at(model.config.tap)
+    encoded = model.encoding(torch.zeros(1, 3, 224, 224, device="meta"))
+    assert backbone(encoded).shape == (1, channels, side, side)
+    assert model.tokeniser(encoded).shape == (1, 196, 192)
+    assert model.config.grid == (14, 14)
+    assert tuple(model.tokeniser.patches.kernel_size) == (kernel, kernel)
+    assert tuple(model.tokeniser.patches.stride) == (kernel, kernel)
+
+
+@pytest.mark.parametrize(("size", "f", "width"), [("ti", 15, 192), ("s", 20, 384), ("b", 25, 768)])
+@pytest.mark.parametrize(("position", "factor"), [("mul", 10), ("add", 1), ("none", 1), ("emb", 1)])
+def test_scales(size, f, width, position, factor):
+    """SPEC 1.4, 3.5."""
+    with torch.device("meta"):
+        model = create_model(f"bcos_vit_{size}_38", position=position)
+    f = f * factor
+    block = model.blocks[0]
+    assert block.attention.value.scale == pytest.approx(f / math.sqrt(width))
+    assert block.mlp[1].scale == pytest.approx(f / math.sqrt(4 * width))
+    assert model.tokeniser.patches.scale == pytest.approx(f / math.sqrt(4 * 512))
+    assert model.head.maxout == 1
+    assert model.logit.scale == 1e-3
+    assert model.logit.bias == pytest.approx(math.log(0.01 / 0.99))
+    assert model.tokeniser.feature_scale == 1e3
+    assert model.tokeniser.backbone.conv0.scale == pytest.approx(100 / math.sqrt(49 * 6))
+
+
+def test_flavours():
+    with torch.device("meta"):
+        v1, v2 = create_model("bcos_vit_ti_38"), create_model("bcos_vit_ti_38", backbone="v2")
+    kinds = {type(m) for m in v1.tokeniser.backbone.modules()}
+    assert BatchNormUncentred2d not in kinds
+    assert v1.tokeniser.backbone.conv0.maxout == 2
+    assert isinstance(v2.tokeniser.backbone.norm0, BatchNormUncentred2d)
+    assert v2.tokeniser.backbone.norm0.bias is None
+    assert v2.tokeniser.backbone.conv0.maxout == 1
+    assert v2.tokeniser.backbone.conv0.scale == 1
+    assert v2.tokeniser.feature_scale == 1
+
+
+def test_backbone_is_frozen_by_default():
+    model = create_model(tiny_config(flavour="v2")).train()
+    before = model.tokeniser.backbone.norm0.running_var.clone()
+    model(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert all(p.grad is None for p in model.tokeniser.backbone.parameters())
+    assert model.tokeniser.patches.weight.grad is not None
+    assert torch.equal(model.tokeniser.backbone.norm0.running_var, before)
+
+    model = create_model(tiny_config(flavour="v2", train_backbone=True)).train()
+    model(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert all(p.grad is not None for p in model.tokeniser.backbone.parameters())
+    assert not torch.equal(model.tokeniser.backbone.norm0.running_var, before)
+
+
+def test_options_reach_the_layers():
+    model = create_model(small_config(b=1.5, attention_b=2.5, maxout=3, eps=1e-5))
+    block = model.blocks[0]
+    assert (block.mlp[0].b, block.attention.value.b, block.attention.project.b) == (1.5, 2.5, 2.5)
+    layers = [m for m in model.modules() if isinstance(m, BcosLinear | BcosConv2d)]
+    assert {layer.maxout for layer in layers if layer is not model.head} == {3}
+    assert {layer.eps for layer in layers} == {1e-5}
+
+
+@pytest.mark.parametrize("name", ["bcos_vit_s_13", "vit_b_87", "bcos_densenet121"])
+def test_config_survives_json(name):
+    config = model_config(name, num_classes=3)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    stem = small_config(image_size=(16, 32))
+    assert from_dict(json.loads(json.dumps(to_dict(stem)))) == stem
+
+
+def test_config_or_name():
+    config = model_config("bcos_vit_ti_38", depth=1, num_classes=2)
+    assert create_model(config).config == config
+    assert create_model(config, num_classes=5).config.num_classes == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("bcos_vit_ti_37", "did you mean .*'bcos_vit_ti_38'"),
+        ("bcos-vit-b-87", r"did you mean 'bcos_vit_b_87'\?"),
+        ("BCOS_VIT_S_13", r"did you mean 'bcos_vit_s_13'\?"),
+        ("resnet", "choose from bcos_vit_ti_13"),
+    ],
+)
+def test_unknown_names(name, says):
+    with pytest.raises(ValueError, match=says):
+        create_model(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"position": "rope"}, "position = 'rope'.*none, emb, add, mul"),
+        ({"attention": "linear"}, "attention = 'linear'.*shifted, standard"),
+        ({"backbone": "v3"}, "flavour = 'v3'.*v1, v2"),
+        ({"backbone": "conventional"}, "does not fit the bcos family"),
+        ({"b": 0.5}, "B = 0.5"),
+        ({"attention_b": 0.0}, "B = 0.0"),
+        ({"maxout": 0}, "maxout = 0"),
+        ({"num_classes": 0}, "num_classes = 0"),
+        ({"depth": 0}, "depth = 0"),
+        ({"heads": 5}, "192 cannot be split into 5 heads"),
+        ({"tap": 5}, "tap = 5.*1 to 4"),
+        ({"image_size": 8}, "too small"),
+        ({"image_size": (224, 224, 3)}, "image_size"),
+        ({"colour": 1}, "no option 'colour'; it has family"),
+    ],
+)
+def test_impossible_axes(options, says):
+    with pytest.raises(ValueError, match=says):
+        create_model("bcos_vit_ti_38", **options)
+
+
+@pytest.mark.parametrize("options", [{"maxout": 2}, {"attention": "shifted"}, {"b": 1.0}])
+def test_conventional_family_has_no_bcos_axes(options):
+    with pytest.raises(ValueError, match="conventional family"):
+        create_model("vit_ti_38", **options)
+
+
+@pytest.mark.parametrize("position", ["none", "emb", "add", "mul"])
+@pytest.mark.parametrize("family", ["bcos", "conventional"])
+def test_other_image_sizes(position, family):
+    model = randomise(create_model(small_config(position=position, family=family))).eval()
+    x = torch.rand(1, 3, 24, 32)
+    if position == "none":
+        assert model(x).shape == (1, 5)
+    else:
+        with pytest.raises(ValueError, match=r"24×32.*16×16.*resize_prior\(model, \(24, 32\)\)"):
+            model(x)
+    resized = resize_prior(model, (24, 32))
+    assert resized(x).shape == (1, 5)
+    assert resized.config.image_size == (24, 32)
+    assert model.config.image_size == (16, 16)
+    back = resize_prior(model, 16)
+    same = torch.rand(1, 3, 16, 16)
+    torch.testing.assert_close(back(same), model(same))
+
+
+def test_resized_prior_keeps_its_pattern():
+    """A prior that favours near tokens still does on another grid."""
+    model = create_model(small_config(image_size=32))
+    prior = model.blocks[0].attention.prior
+    side = 8
+    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    place = torch.stack([y.flatten(), x.flatten()], 1).double()
+    with torch.no_grad():
+        prior.logits.copy_(-torch.cdist(place, place).expand(3, -1, -1))
+    resized = resize_prior(model, 64).blocks[0].attention.prior.logits
+    assert resized.shape == (3, 256, 256)
+    favourite, own = resized.argmax(-1), torch.arange(256)
+    assert ((favourite // 16 - own // 16).abs() <= 1).all()
+    assert ((favourite % 16 - own % 16).abs() <= 1).all()
+    assert (favourite == own).float().mean() > 0.7
+
+
+def test_too_small_an_image_for_one_token():
+    model = create_model(tiny_config(position="none"))
+    with pytest.raises(ValueError, match="at least 13 pixels"):
+        model(torch.rand(1, 3, 8, 8))
+
+
+def test_small_models_from_the_same_config():
+    config = ModelConfig(
+        width=24, heads=2, depth=1, image_size=48, backbone=StemConfig(widths=(8, 8, 8))
+    )
+    assert config.grid == (6, 6)
+    assert config.train_backbone
+    assert create_model(config)(torch.rand(1, 3, 48, 48)).shape == (1, 1000)
+
+
+def test_default_logit_bias_of_v2():
+    assert DenseNetConfig(flavour="v2", num_classes=11).logit_bias == pytest.approx(-math.log(10))
+    assert DenseNetConfig(flavour="v2", num_classes=1).logit_bias == 0
+    assert DenseNetConfig(flavour="v2", logit_bias=0.0).logit_bias == 0

@@ -1,0 +1,77 @@
+"""House rules that readers rely on: who imports whom, where freezing happens, what is light."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import bcosvit
+
+ROOT = Path(bcosvit.__file__).parent
+
+# Each package may import those before it in its row; DESIGN: ops ← nn ← models ← explain ← ...
+MAY_IMPORT = {
+    "ops": set(),
+    "nn": {"ops"},
+    "models": {"ops", "nn"},
+    "explain": {"ops", "nn", "models"},
+    "data": {"nn"},
+    "report": {"ops", "nn", "models", "explain"},
+    "train": {"ops", "nn", "models", "explain", "data", "report"},
+}
+# Small modules without an opinion, open to all.
+COMMON = {"_torchvision", "files", "settings"}
+
+
+def imports(path: Path) -> set[str]:
+    """Packages of ours that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("bcosvit.")}
+    return found
+
+
+def test_who_imports_whom():
+    wrong = {}
+    for package, allowed in MAY_IMPORT.items():
+        for path in (ROOT / package).rglob("*.py"):
+            if extra := imports(path) - allowed - COMMON - {package}:
+                wrong[str(path.relative_to(ROOT))] = extra
+    assert wrong == {}
+
+
+def test_every_package_has_a_rule():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages == set(MAY_IMPORT)
+
+
+def test_freezing_stands_in_one_place():
+    places = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("ops", "nn", "models")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"\.detach\(", path.read_text())
+    ]
+    # Saving weights and checking pictures detach too, but freeze nothing.
+    assert sorted(places) == ["models/weights.py", "nn/encoding.py", "ops/common.py"]
+
+
+def test_references_import_nothing_of_ours():
+    for path in Path(__file__).parent.joinpath("reference").glob("*.py"):
+        assert "bcosvit" not in path.read_text()
+
+
+def test_import_is_light():
+    heavy = ["torchvision", "matplotlib", "lightning", "rich", "typer", "PIL", "datasets", "gradio"]
+    code = (
+        "import sys, torch; before = set(sys.modules); import bcosvit; "
+        f"print([m for m in {heavy} if m in set(sys.modules) - before])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
