@@ -1,6 +1,6 @@
 """B-cos vision transformers: models whose prediction is its own explanation."""
 
-from bcosvit.explain import Attribution, explain
+from bcosvit.explain import Attribution, explain, explainers
 from bcosvit.models import (
     DenseNetConfig,
     ModelConfig,
@@ -23,6 +23,7 @@ __all__ = [
     "StemConfig",
     "create_model",
     "explain",
+    "explainers",
     "explaining",
     "frozen_view",
     "list_models",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, explain, explaining, frozen_view
-from bcosvit.explain import inherent
+from bcosvit.explain.inherent import Inherent
 from bcosvit.models import DenseNetConfig
 from bcosvit.nn import BcosLinear, Linear
 from tests.conftest import randomise, small_config, tiny_config
@@ -52,10 +52,9 @@ def test_shapes_and_target(model, images):
 
 
 @pytest.mark.parametrize("options", [{}, {"position": "emb"}, {"attention": "standard"}])
-def test_all_classes_equal_class_by_class(options, images, monkeypatch):
-    monkeypatch.setattr(inherent, "CLASSES_AT_ONCE", 2)
+def test_all_classes_equal_class_by_class(options, images):
     model = randomise(create_model(small_config(**options))).double().eval()
-    all_ = explain(model, images, "all")
+    all_ = explain(model, images, "all", Inherent(classes_at_once=2))
     for k in range(5):
         one = explain(model, images, k)
         torch.testing.assert_close(all_.weights[:, k], one.weights)
@@ -223,6 +222,7 @@ def test_under_autocast():
     assert (narrow.completeness_error() < 0.02 * narrow.map.abs().sum((1, 2))).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_after_compile(model, images, how, backend):

@@ -5,7 +5,7 @@ logit k with respect to x is row k of W, and the gradient with respect to the co
 the residual. Nothing is left over by construction; ``Attribution.completeness_error`` measures it.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,57 +13,56 @@ from torch import Tensor
 
 from bcosvit.explain.attribution import Attribution
 from bcosvit.explain.target import Target, resolve_target
-from bcosvit.models.base import Classifier
+from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.nn.dynamic import frozen_view, unwrapped
 from bcosvit.nn.encoding import check_images
 
-CLASSES_AT_ONCE = 8
-"""Bounds the memory of explaining all classes: rows of W(x) computed in one adjoint pass."""
 
+@dataclass(frozen=True)
+class Inherent:
+    """Contributions of every pixel to a class logit of a B-cos model (the paper's Eq. 7)."""
 
-def explain(model: Classifier[Any], images: Tensor, target: Target = None) -> Attribution:
-    """Contributions of every pixel to a class logit of a B-cos model (the paper's Eq. 7).
+    classes_at_once: int = 8
+    """Bounds memory with "all": rows of W(x) computed in one adjoint pass."""
 
-    ``target``: ``None`` explains the predicted class, an int one class for all samples, a tensor
-    [B] one class each, "all" every class (a class axis follows B in all results). The model is
-    explained as it predicts, in evaluation mode, and is left untouched.
-    """
-    model = unwrapped(model)
-    if not isinstance(model, Classifier) or model.config.family != "bcos":
-        raise ValueError(
-            f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
-            f"create one of the names bcosvit.list_models() that begin with 'bcos'."
+    def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
+        """``images`` explained as ``model`` predicts them in evaluation mode."""
+        model = unwrapped(model)
+        if not isinstance(model, Classifier) or model.config.family != "bcos":
+            raise ValueError(
+                f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
+                f"create one of the names bcosvit.list_models() that begin with 'bcos'."
+            )
+        with torch.inference_mode(False), torch.enable_grad():
+            check_images(images)
+            dtype = torch.promote_types(images.dtype, torch.float32)
+            probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
+            view = frozen_view(model, probe=probe, with_parameter_grad=False).eval()
+            with torch.no_grad():
+                encoded = view.encoding.encode(images)
+            logits = view.from_encoded(encoded.requires_grad_())
+            classes = resolve_target(target, logits.detach())
+            seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
+            if target == "all":
+                # Classes lead, so that each pass differentiates a few of them at once.
+                parts = [
+                    _adjoint(logits, chunk, encoded, probe)
+                    for chunk in seeds.transpose(0, 1).split(self.classes_at_once)
+                ]
+                weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
+                residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
+                pixels = encoded.detach().unsqueeze(1)
+            else:
+                weights, residual = _adjoint(logits, seeds, encoded, probe)
+                pixels = encoded.detach()
+        return Attribution(
+            map=(weights * pixels).sum(-3),
+            target=classes,
+            weights=weights,
+            residual=residual,
+            logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
+            bias=model.logit.bias,
         )
-    with torch.inference_mode(False), torch.enable_grad():
-        check_images(images)
-        dtype = torch.promote_types(images.dtype, torch.float32)
-        probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
-        view = frozen_view(model, probe=probe, with_parameter_grad=False).eval()
-        with torch.no_grad():
-            encoded = view.encoding.encode(images)
-        logits = view.from_encoded(encoded.requires_grad_())
-        classes = resolve_target(target, logits.detach())
-        seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
-        if target == "all":
-            # Classes lead, so that each pass differentiates a few of them at once.
-            parts = [
-                _adjoint(logits, chunk, encoded, probe)
-                for chunk in seeds.transpose(0, 1).split(CLASSES_AT_ONCE)
-            ]
-            weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
-            residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
-            pixels = encoded.detach().unsqueeze(1)
-        else:
-            weights, residual = _adjoint(logits, seeds, encoded, probe)
-            pixels = encoded.detach()
-    return Attribution(
-        map=(weights * pixels).sum(-3),
-        target=classes,
-        weights=weights,
-        residual=residual,
-        logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
-        bias=model.logit.bias,
-    )
 
 
 def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:

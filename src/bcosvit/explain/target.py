@@ -26,4 +26,5 @@ def resolve_target(target: Target, logits: Tensor) -> Tensor:
         raise ValueError(f"target has shape {list(target.shape)}; {allowed} in a tensor [B].")
     if (wrong := (target < 0) | (target >= classes)).any():
         raise ValueError(f"target {target[wrong][0].item()} is out of range; {allowed}.")
-    return target.to(logits.device, torch.long)
+    # A copy: the caller may change the tensor, or have made it in inference mode.
+    return target.to(logits.device, torch.long, copy=True)

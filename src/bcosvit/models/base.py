@@ -1,6 +1,6 @@
 """What every model of the library is: an encoding, then logits with a known scale and bias."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -41,3 +41,6 @@ class Classifier(nn.Module, Generic[C]):
     def from_encoded(self, encoded: Tensor) -> Tensor:
         """Logits from what ``encoding`` returns: the function that explanations are about."""
         raise NotImplementedError
+
+
+AnyModel = Classifier[Any]

@@ -10,7 +10,7 @@ import difflib
 from itertools import product
 from typing import Any
 
-from bcosvit.models.base import Classifier
+from bcosvit.models.base import AnyModel
 from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.vit import VisionTransformer
@@ -62,7 +62,7 @@ def model_config(name: str, **options: Any) -> Config:
     return cls(**{**fields, **options})
 
 
-def create_model(model: str | Config, **options: Any) -> Classifier[Any]:
+def create_model(model: str | Config, **options: Any) -> AnyModel:
     """A freshly initialised model from a name and options, or from a config."""
     if isinstance(model, str):
         config = model_config(model, **options)

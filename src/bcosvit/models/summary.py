@@ -1,13 +1,12 @@
 """What a model costs, counted without running it: shapes on the meta device, no memory used."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcosvit.models.base import Classifier
+from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
 from bcosvit.models.config import Config, ModelConfig
 
@@ -69,7 +68,7 @@ def summarise(config: Config, *, batch: int = 1) -> ModelSummary:
     )
 
 
-def _parts(model: Classifier[Any]) -> list[tuple[str, str, nn.Module]]:
+def _parts(model: AnyModel) -> list[tuple[str, str, nn.Module]]:
     """(title, path, module); the tokeniser is split into its frozen and its trained half."""
     parts = []
     for name, child in model.named_children():

@@ -65,6 +65,12 @@ class VisionTransformer(Classifier[ModelConfig]):
         self._check_size(encoded)
         return self.from_tokens(self.tokeniser(encoded))
 
+    def tokens(self, images: Tensor) -> Tensor:
+        """The tokens [n, t, d] that enter the transformer, before any positional embedding."""
+        encoded = self.encoding(images)
+        self._check_size(encoded)
+        return self.tokeniser(encoded)
+
     def from_features(self, features: Tensor) -> Tensor:
         """Logits from the backbone's features."""
         return self.from_tokens(self.tokeniser.from_features(features))

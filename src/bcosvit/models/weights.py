@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bcosvit.files import atomic
-from bcosvit.models.base import Classifier
+from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
 from bcosvit.models.config import from_dict, to_dict
 from bcosvit.models.densenet import DenseNet
@@ -29,7 +29,7 @@ CONFIG_KEY = "bcosvit.config"
 
 
 def save(
-    model: Classifier[Any],
+    model: AnyModel,
     path: str | Path,
     *,
     dtype: torch.dtype | None = None,
@@ -49,7 +49,7 @@ def save(
         save_file(state, temporary, metadata=notes)
 
 
-def load(path: str | Path) -> Classifier[Any]:
+def load(path: str | Path) -> AnyModel:
     """The model in a file that ``save`` wrote, in float32 and evaluation mode."""
     path = _existing(path)
     notes = read_metadata(path)

@@ -23,6 +23,9 @@ class Attention(DynamicModule):
     handed in. ``standard``: LayerNorm before q, k and v; V and U are linear with biases.
     """
 
+    tape: list[Tensor] | None = None
+    """In a view that observes: where each call leaves its A [n, h, t, t], prior included."""
+
     def __init__(
         self,
         width: int,
@@ -46,22 +49,21 @@ class Attention(DynamicModule):
     def forward(self, tokens: Tensor) -> Tensor:
         normed = self.norm(tokens)
         query, key = self._query_key(normed)
-        value = self._split(self.value(tokens if self.kind == "shifted" else normed))
-        mixed = prior_attention(
-            query, key, value, self.prior.logits, kind=self.prior.kind, frozen=self.frozen
-        )
+        value = self.split(self.value(tokens if self.kind == "shifted" else normed))
+        prior, kind = self.prior.logits, self.prior.kind
+        if self.tape is None:
+            mixed = prior_attention(query, key, value, prior, kind=kind, frozen=self.frozen)
+        else:
+            matrix = self.constant(attention_matrix(query, key, prior, kind))
+            self.tape.append(matrix)
+            mixed = matrix.to(value.dtype) @ value
         return self.project(mixed.transpose(1, 2).flatten(2))
-
-    def matrix(self, tokens: Tensor) -> Tensor:
-        """A [n, h, t, t] for these tokens, prior included: what ``forward`` mixes values with."""
-        query, key = self._query_key(self.norm(tokens))
-        return attention_matrix(query, key, self.prior.logits, self.prior.kind)
 
     def _query_key(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         # A belongs to W(x): cutting its input off keeps no graph for it in a frozen view.
         normed = self.constant(normed)
-        return self._split(self.query(normed)), self._split(self.key(normed))
+        return self.split(self.query(normed)), self.split(self.key(normed))
 
-    def _split(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         """[n, t, d] -> [n, h, t, d/h]"""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -14,7 +14,7 @@ probe is the residual (SPEC 4.4).
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -62,20 +62,33 @@ def twin_of(torch_layer: type[nn.Module]) -> Callable[[type[D]], type[D]]:
     return register
 
 
-def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: bool = True) -> M:
-    """A copy of ``model``'s module objects, sharing its tensors, whose gradient is W(x).
+Mark = Callable[[nn.Module], dict[str, Any]]
 
-    ``with_parameter_grad=False`` cuts the parameters off autograd, so that an explanation keeps no
-    activations for weight gradients that nobody asks for.
+
+def view(model: M, *, mark: Mark | None = None, with_parameter_grad: bool = True) -> M:
+    """A copy of ``model``'s module objects that shares its tensors; setting things on it is free.
+
+    ``mark`` gives the attributes to set on each module's copy. ``with_parameter_grad=False`` cuts
+    the parameters off autograd, so that no activations are kept for weight gradients that nobody
+    asks for.
     """
-    module = unwrapped(model)
-    for name, child in module.named_modules():
+    return _copy(unwrapped(model), mark or (lambda module: {}), with_parameter_grad, {})
+
+
+def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: bool = True) -> M:
+    """A view of ``model`` whose gradient with respect to its input is W(x)."""
+    for name, child in unwrapped(model).named_modules():
         if not _may_be_frozen(child):
             raise ValueError(
                 f"{type(child).__name__} at {name or 'the root'!r} is not dynamic linear, so the "
                 f"model has no exact explanation; put a layer of bcosvit.nn in its place."
             )
-    return _copy(module, probe, with_parameter_grad, {})
+
+    def freeze(module: nn.Module) -> dict[str, Any]:
+        dynamic = isinstance(module, DynamicModule) or type(module) in _TWINS
+        return {"frozen": True, "probe": probe} if dynamic else {}
+
+    return view(model, mark=freeze, with_parameter_grad=with_parameter_grad)
 
 
 @contextmanager
@@ -107,11 +120,12 @@ def _may_be_frozen(module: nn.Module) -> bool:
     return not is_torchs and next(module.children(), None) is not None
 
 
-def _copy(module: M, probe: Tensor | None, with_grad: bool, done: dict[int, nn.Module]) -> M:
+def _copy(module: M, mark: Mark, with_grad: bool, done: dict[int, nn.Module]) -> M:
     """Copies the object, not its tensors; a module that stands in two places stays one."""
     if id(module) in done:
         return done[id(module)]  # type: ignore[return-value]
-    copy = object.__new__(_TWINS.get(type(module), type(module)))
+    marks = mark(module)
+    copy = object.__new__(_TWINS.get(type(module), type(module)) if marks else type(module))
     done[id(module)] = copy
     state = copy.__dict__
     state.update(module.__dict__)
@@ -120,7 +134,7 @@ def _copy(module: M, probe: Tensor | None, with_grad: bool, done: dict[int, nn.M
     # What `module.compile()` left behind would run the unfrozen original.
     state["_compiled_call_impl"] = None
     state["_modules"] = {
-        name: child if child is None else _copy(child, probe, with_grad, done)
+        name: child if child is None else _copy(child, mark, with_grad, done)
         for name, child in module._modules.items()
     }
     for tensors in (state["_parameters"], state["_buffers"]):
@@ -130,7 +144,5 @@ def _copy(module: M, probe: Tensor | None, with_grad: bool, done: dict[int, nn.M
             # Autograd cannot save a tensor that was made under `inference_mode`.
             tensor = tensor.clone() if tensor.is_inference() else tensor
             tensors[name] = constant_if(not with_grad, tensor)
-    if isinstance(copy, DynamicModule):
-        state["frozen"] = True
-        state["probe"] = probe
+    state.update(marks)
     return copy  # type: ignore[return-value]
