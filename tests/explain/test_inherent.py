@@ -370,3 +370,15 @@ def test_tiny_densenet_hybrid_is_complete_in_float32():
     model = randomise(create_model(tiny_config(logit_bias=0.0))).eval()
     result = explain(model, torch.rand(2, 3, 32, 32))
     assert (result.completeness_error() <= 1e-4 * result.logit.abs()).all()
+
+
+def test_rows_of_w_do_not_vanish_in_float16():
+    """Scaled so far down that float16 alone would round every row to zero."""
+    tame = {"gain": 2.0, "prior_gain": 2.0}
+    model = create_model(small_config(logit_bias=0.0, logit_scale=1e-9, **tame)).eval()
+    x = torch.rand(2, 3, 16, 16)
+    exact = explain(model, x, 1)
+    with torch.autocast("cpu", torch.float16):
+        narrow = explain(model, x, 1)
+    both = (narrow.map.flatten(1) / 1e-9, exact.map.flatten(1) / 1e-9)
+    assert (torch.cosine_similarity(*both) > 0.95).all()

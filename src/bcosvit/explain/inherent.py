@@ -67,13 +67,26 @@ class Inherent:
 
 def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K]."""
-    weights, residual = torch.autograd.grad(
-        logits,
-        (encoded, probe),
-        seed,
-        retain_graph=True,
-        is_grads_batched=seed.ndim == 3,
-        allow_unused=True,
-    )
-    # A model without constants never touches the probe: its residual is zero, not a rounding error.
-    return weights, probe.new_zeros(seed.shape[:-1]) if residual is None else residual
+    for scale in (2.0**24, 2.0**12, 1.0) if _in_float16(encoded) else (1.0,):
+        weights: Tensor
+        share: Tensor | None
+        weights, share = torch.autograd.grad(
+            logits,
+            (encoded, probe),
+            scale * seed,
+            retain_graph=True,
+            is_grads_batched=seed.ndim == 3,
+            allow_unused=True,
+        )
+        # A model without constants never touches the probe: its residual is zero, not rounding.
+        residual = probe.new_zeros(seed.shape[:-1]) if share is None else share
+        if weights.isfinite().all() and residual.isfinite().all():
+            break
+    return weights / scale, residual / scale
+
+
+def _in_float16(encoded: Tensor) -> bool:
+    """Whether rows of W(x) could vanish: float16 ends at 6e-8, and logits are scaled by 1e-3."""
+    device = encoded.device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return torch.float16 in (encoded.dtype, autocast)
