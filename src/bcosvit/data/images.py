@@ -1,0 +1,297 @@
+"""The one reader of pictures: whatever a file holds, out comes an upright RGB picture or an error.
+
+Everything in bcosvit that opens a picture goes through `read`, so that what is damaged, huge,
+rotated or oddly coloured is handled in one place, and a file looks the same in training, in an
+evaluation and in a figure.
+
+Why it is so shaped:
+
+* Pillow decodes, but its plugins are called directly instead of through ``Image.open``. The pixel
+  limit is then ours and per call, checked on the header before anything is decoded, and Pillow's
+  process-wide limit is neither needed nor touched. (Pillow's WebP plugin alone also keeps to that
+  limit, since it allocates the canvas while it opens a file.) Only self-contained raster formats
+  are tried: opening an EPS file, say, would start Ghostscript on a stranger's data.
+* Pillow warns about odd metadata of files that decode well. ``warnings.catch_warnings`` swaps
+  process-wide state and restores it, which other threads see and can undo. An "ignore" filter for
+  warnings that arise *inside* Pillow, put in front of the list and left there, has no such window;
+  Pillow's deprecations are attributed to their callers and stay visible.
+* ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is left to the application: where it set that flag,
+  truncated files are filled up by Pillow; by default they are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias
+
+import numpy as np
+import torch
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    Jpeg2KImagePlugin,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+from torch import Tensor
+
+__all__ = ["EXTENSIONS", "ImageError", "ImageSource", "list_images", "read", "to_tensor"]
+
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
+
+# fmt: off
+EXTENSIONS = frozenset({
+    ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
+    ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+})
+# fmt: on
+"""The file name endings, in lower case, that `list_images` takes for pictures."""
+
+# Importing a plugin registers its format; naming them here keeps the set explicit.
+_PLUGINS = (
+    JpegImagePlugin.JpegImageFile,
+    PngImagePlugin.PngImageFile,
+    WebPImagePlugin.WebPImageFile,
+    GifImagePlugin.GifImageFile,
+    BmpImagePlugin.BmpImageFile,
+    TiffImagePlugin.TiffImageFile,
+    PpmImagePlugin.PpmImageFile,
+    Jpeg2KImagePlugin.Jpeg2KImageFile,
+    AvifImagePlugin.AvifImageFile,
+)
+# A build of Pillow without a codec leaves its format unregistered.
+_FORMATS = tuple(str(p.format) for p in _PLUGINS if p.format in Image.OPEN)
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_HUSH = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+
+
+class ImageError(ValueError):
+    """A picture that cannot be read; the message is one sentence with the file's name."""
+
+
+def read(
+    source: ImageSource,
+    *,
+    max_pixels: int = 100_000_000,
+    at_least: int | None = None,
+    name: str | None = None,
+) -> Image.Image:
+    """Read a picture, upright and in RGB, or raise `ImageError`.
+
+    Transparency is laid on white, since that is what most viewers show. Of an animation the first
+    frame counts. Values deeper than 8 bits are scaled by their range, not clipped. Embedded colour
+    profiles are ignored, as they are by every training pipeline we compare with.
+
+    `at_least` lets JPEG files be decoded at 1/2, 1/4 or 1/8 of their size, as long as both sides
+    keep at least that many pixels: most of the work on a photograph far larger than the model's
+    input is otherwise thrown away by the next resize. Other formats ignore it. `name` is what
+    errors call a source that has no name of its own, such as bytes.
+    """
+    if max_pixels < 1 or (at_least is not None and at_least < 1):
+        raise ValueError(
+            f"max_pixels and at_least must be positive, not {max_pixels} and {at_least}."
+        )
+    label = name if name is not None else _label(source)
+    _hush_pillow()
+    try:
+        with _stream(source, label) as stream:
+            image = _open(stream, label)
+            width, height = image.size
+            if width * height > max_pixels:
+                raise ImageError(
+                    f"The picture {label} has {width} × {height} = {width * height:,} pixels, "
+                    f"{max_pixels:,} are allowed: shrink it or raise max_pixels."
+                )
+            if at_least is not None:
+                image.draft(None, (at_least, at_least))
+            image.load()
+            turn = _UPRIGHT.get(_orientation(image))
+            rgb = _to_rgb(image)
+    except ImageError:
+        raise
+    # On damaged data Pillow's decoders raise nearly every kind of exception.
+    except Exception as error:
+        reason = str(error).strip().rstrip(".") or type(error).__name__
+        raise ImageError(
+            f"The picture {label} is damaged or of an unsupported kind ({reason}): "
+            "replace or remove it."
+        ) from error
+    if turn is not None:
+        rgb = rgb.transpose(turn)
+    # An orientation tag left behind would make a later reader turn the picture again.
+    rgb.info.clear()
+    return rgb
+
+
+def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Path]:
+    """The picture files in a folder by their endings, sorted by path; hidden files are left out.
+
+    Links to folders are followed, each folder once, so that a link to a parent ends the walk.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        kind = "a file" if root.exists() else "missing"
+        raise ImageError(f"The folder of pictures {root} is {kind}: give an existing folder.")
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        status = os.stat(folder)
+        folders[:] = sorted(f for f in folders if not f.startswith(".")) if recursive else []
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        found += [
+            Path(folder, file)
+            for file in files
+            if not file.startswith(".") and os.path.splitext(file)[1].lower() in EXTENSIONS
+        ]
+    return sorted(found, key=Path.as_posix)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """An RGB picture as a float32 tensor [3, H, W] with values in [0, 1]."""
+    if image.mode != "RGB":
+        raise ImageError(f"A picture in mode {image.mode} was given, RGB is needed: use read().")
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    # Transposing bytes and widening afterwards moves a quarter of the memory.
+    return pixels.contiguous().float().div_(255)
+
+
+def _label(source: ImageSource) -> str:
+    if isinstance(source, str | os.PathLike):
+        # Names that are not valid Unicode would otherwise break whoever prints the message.
+        return os.fspath(source).encode("utf-8", "backslashreplace").decode()
+    name = getattr(source, "name", None)
+    return str(name) if name is not None else f"<{type(source).__name__}>"
+
+
+@contextmanager
+def _stream(source: ImageSource, label: str) -> Iterator[IO[bytes]]:
+    """A seekable stream of the source, refusing what cannot hold a picture."""
+    if isinstance(source, str | os.PathLike):
+        with _open_file(source, label) as file:
+            yield file
+        return
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield io.BytesIO(source)
+        return
+    if not hasattr(source, "read"):
+        raise ImageError(
+            f"A picture cannot be read from {type(source).__name__}: "
+            "give a path, bytes or a binary file."
+        )
+    data = source.read()
+    if not isinstance(data, bytes):
+        raise ImageError(f"The picture {label} is open as text: open it in mode 'rb'.")
+    yield io.BytesIO(data)
+
+
+def _open_file(path: str | os.PathLike[str], label: str) -> IO[bytes]:
+    try:
+        mode = os.stat(path).st_mode
+        # Opening a pipe would wait for ever.
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ImageError(f"The picture {label} is {kind}: give the path of a file.")
+        return open(path, "rb")
+    except FileNotFoundError as error:
+        raise ImageError(f"There is no picture {label}: check the path.") from error
+    except OSError as error:
+        raise ImageError(
+            f"The picture {label} cannot be opened ({error.strerror}): "
+            "check the path and its permissions."
+        ) from error
+
+
+def _open(stream: IO[bytes], label: str) -> ImageFile.ImageFile:
+    prefix = stream.read(16)
+    if not prefix:
+        raise ImageError(f"The picture {label} is empty (0 bytes): replace or remove it.")
+    for format_ in _FORMATS:
+        factory, accept = Image.OPEN[format_]
+        # A plugin without its codec answers with a text instead of a bool.
+        if accept is not None and accept(prefix) is True:
+            stream.seek(0)
+            return factory(stream, "")
+    raise ImageError(
+        f"The file {label} is not a picture of a known format ({', '.join(sorted(_FORMATS))}): "
+        "convert or remove it."
+    )
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    """The EXIF orientation, asked for after loading: PNG may keep it behind the pixels, and the
+    TIFF plugin applies and removes it while loading."""
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, 1)
+    # Unreadable metadata says nothing about the orientation, and the pixels are fine.
+    except Exception:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":
+        return _to_eight_bits(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    if image.mode == "La":
+        image = image.convert("LA")
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image).convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Grey values of 16 or 32 bits as 8 bits.
+
+    16-bit files use their type's whole range. 32-bit integers and floats name no range: the
+    smallest customary one that holds all values is taken (1 for floats, 255, 65535), and values
+    outside all of them are stretched from their minimum to their maximum.
+    """
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("its values are not all finite")
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}:
+        low, high = 0.0, 65535.0
+    else:
+        customary = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+        fitting = [bound for bound in customary if low >= 0 and high <= bound]
+        if fitting:
+            low, high = 0.0, fitting[0]
+    grey = np.rint((values - low) * (255.0 / max(high - low, 1e-30)))
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[values == transparent] = 255.0
+    return Image.fromarray(grey.astype(np.uint8))
+
+
+def _hush_pillow() -> None:
+    """Put our filter in front again where somebody has replaced or overlaid the list since."""
+    if not warnings.filters or warnings.filters[0] != _HUSH:
+        warnings.filterwarnings("ignore", module=r"PIL\.")

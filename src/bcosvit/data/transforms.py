@@ -1,0 +1,167 @@
+"""From a read picture to the model's input: PIL image in, float32 tensor [3, size, size] out.
+
+Two frozen dataclasses, one for training and one for evaluation (SPEC 5.3, 6.1), whose fields are
+their settings. They use torchvision's v2 transforms for what is drawn at random (the crop's
+geometry, RandAugment), and do the resizing themselves, because that is where the time goes:
+
+* A crop is cut from the PIL image first, so that only its pixels are ever touched again.
+* It is resized as bytes in channels-last order by torch's antialiased bilinear kernel, three times
+  faster than Pillow's; the two differ by at most one level in 255.
+* RandAugment then works on the small PIL image, with nearest-neighbour lookup as its authors have
+  it and as is torchvision's default.
+* Each transform has `at_least`, to be handed to `images.read`: the smallest size at which a JPEG
+  may be decoded without the result being resized upwards where the whole file would not have been.
+  In training that holds for the smallest crop that can be drawn; in evaluation twice the target is
+  kept, past which an antialiased resize cannot be told apart by eye.
+
+All randomness comes from torch's global generator. Values lie in [0, 1] by construction, being
+bytes divided by 255, as the 6-channel encoding of the models needs them; there is no mean or
+standard deviation to subtract.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from bcosvit.data.images import to_tensor
+
+__all__ = ["EvalTransform", "TrainTransform", "eval_transform", "train_transform"]
+
+_SLIMMEST = 3 / 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTransform:
+    """Random resized crop, horizontal flip, RandAugment."""
+
+    image_size: int
+    """Side of the square that comes out, in pixels."""
+    rand_augment: tuple[int, int] = (2, 9)
+    """How many operations a picture gets, and how strong they are on a scale from 0 to 30; none
+    at all with 0 operations."""
+    flip: float = 0.5
+    """Probability of mirroring left and right."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest share of the picture's area that a crop may have."""
+
+    def __post_init__(self) -> None:
+        _check_size("image_size", self.image_size)
+        number, strength = self.rand_augment
+        if number < 0 or not 0 <= strength <= 30:
+            raise ValueError(
+                f"rand_augment is {self.rand_augment}, a pair of a count from 0 and a strength "
+                "from 0 to 30 is allowed: the paper takes (2, 9)."
+            )
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is {self.flip}: give a probability between 0 and 1.")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(
+                f"scale is {self.scale}: give the smallest and the largest share of the area, "
+                "above 0 and up to 1."
+            )
+
+    @property
+    def at_least(self) -> int:
+        """The short side at which the smallest crop still has `image_size` pixels."""
+        return math.ceil(self.image_size / math.sqrt(self.scale[0] * _SLIMMEST))
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        box = self._crop.make_params([image])
+        left, top = box["left"], box["top"]
+        image = image.crop((left, top, left + box["width"], top + box["height"]))
+        image = _resize(image, self.image_size, self.image_size)
+        if torch.rand(()) < self.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.rand_augment[0]:
+            image = self._augment(image)
+        return to_tensor(image)
+
+    @cached_property
+    def _crop(self) -> Any:
+        ratio = (_SLIMMEST, 1 / _SLIMMEST)
+        return _v2().RandomResizedCrop(self.image_size, scale=self.scale, ratio=ratio)
+
+    @cached_property
+    def _augment(self) -> Any:
+        number, strength = self.rand_augment
+        return _v2().RandAugment(number, strength)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTransform:
+    """Resize the short side, cut out the centre; nothing is random."""
+
+    image_size: int
+    """Side of the square that comes out, in pixels."""
+    resize: int
+    """The short side before the cut."""
+
+    def __post_init__(self) -> None:
+        _check_size("image_size", self.image_size)
+        if self.resize < self.image_size:
+            raise ValueError(
+                f"resize is {self.resize} for an image_size of {self.image_size}: the short side "
+                "must be at least as long as the square that is cut from it."
+            )
+
+    @property
+    def at_least(self) -> int:
+        """Twice the target: what an antialiased resize needs to look the same."""
+        return 2 * self.resize
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        width, height = image.size
+        short = min(width, height)
+        width, height = (self.resize * width // short, self.resize * height // short)
+        image = _resize(image, width, height)
+        left, top = round((width - self.image_size) / 2), round((height - self.image_size) / 2)
+        return to_tensor(image.crop((left, top, left + self.image_size, top + self.image_size)))
+
+
+def train_transform(
+    image_size: int,
+    rand_augment: tuple[int, int] = (2, 9),
+    flip: float = 0.5,
+    scale: tuple[float, float] = (0.08, 1.0),
+) -> TrainTransform:
+    """The paper's augmentation."""
+    return TrainTransform(image_size=image_size, rand_augment=rand_augment, flip=flip, scale=scale)
+
+
+def eval_transform(image_size: int, resize: int | None = None) -> EvalTransform:
+    """The paper's evaluation crop: 256 to 224, and the same proportion at other sizes."""
+    _check_size("image_size", image_size)
+    short = round(image_size * 256 / 224) if resize is None else resize
+    return EvalTransform(image_size=image_size, resize=short)
+
+
+def _v2() -> ModuleType:
+    """torchvision's v2 transforms, imported when first needed: that takes seconds."""
+    from bcosvit._torchvision import torchvision
+
+    return importlib.import_module(f"{torchvision.__name__}.transforms.v2")
+
+
+def _check_size(name: str, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"{name} is {size}: give a positive number of pixels.")
+
+
+def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
+    if image.size == (width, height):
+        return image
+    # The batch dimension must come first for torch to see channels-last memory and keep to it.
+    pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
+    resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+    return Image.fromarray(resized[0].permute(1, 2, 0).numpy())

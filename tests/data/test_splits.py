@@ -1,0 +1,149 @@
+"""What a loader needs of a split, and what a split does about files that cannot be read."""
+
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from bcosvit.data.sources import Skipped, SourceError, check, open_source, write_skipped
+from bcosvit.data.transforms import eval_transform, train_transform
+from tests.data.made import folder, keys
+
+
+def spoil(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.write_bytes(path.read_bytes()[:40])
+
+
+def test_check_leaves_bad_files_out_and_lists_them(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 30, "b": 30})
+    folder(tmp_path / "val", {"a": 5, "b": 5})
+    spoil(tmp_path, "train/a/003.png", "train/b/029.png", "val/a/000.png")
+    calls: list[tuple[int, int]] = []
+    source = open_source(tmp_path, max_skipped=0.1)
+    clean, skipped = check(source, progress=lambda *c: calls.append(c), threads=4)
+    assert [item.key for item in skipped] == ["train/a/003.png", "train/b/029.png", "val/a/000.png"]
+    assert all("damaged" in item.reason for item in skipped)
+    assert (len(clean.train), len(clean.val)) == (58, 9)
+    assert not {item.key for item in skipped} & {*keys(clean.train), *keys(clean.val)}
+    assert calls[-1] == (70, 70)
+    assert check(clean)[1] == ()
+    assert clean.fingerprint() != source.fingerprint()
+    assert clean.classes == source.classes
+
+
+def test_check_stops_above_the_limit_and_when_a_class_is_lost(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 30, "b": 2})
+    folder(tmp_path / "val", {"a": 1, "b": 1})
+    spoil(tmp_path, "train/b/000.png", "train/b/001.png")
+    with pytest.raises(SourceError, match=r"2 of 32 pictures .* a share of 0\.01 .*b/001\.png"):
+        check(open_source(tmp_path))
+    with pytest.raises(SourceError, match=r"No readable picture is left to train on for .* 'b'"):
+        check(open_source(tmp_path, max_skipped=0.5))
+
+
+def test_one_bad_file_stops_nobody_who_allows_any(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 3, "b": 3})
+    folder(tmp_path / "val", {"a": 1, "b": 1})
+    spoil(tmp_path, "train/b/000.png", "val/a/000.png")
+    clean, skipped = check(open_source(tmp_path))
+    assert len(skipped) == 2
+    assert (len(clean.train), len(clean.val)) == (5, 1)
+    with pytest.raises(SourceError, match="1 of 6 pictures"):
+        check(open_source(tmp_path, max_skipped=0))
+    with pytest.raises(SourceError, match="1 of 2 pictures"):
+        open_source(tmp_path, max_skipped=0).val[0]
+    spoil(tmp_path, "val/b/000.png")
+    with pytest.raises(SourceError, match="left to validate on"):
+        check(open_source(tmp_path, max_skipped=1))
+
+
+def test_while_training_the_next_readable_picture_stands_in(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 10, "b": 10})
+    source = open_source(tmp_path, max_skipped=0.2)
+    order = keys(source.train)
+    spoil(tmp_path, order[4], order[5], order[-1])
+    expected = list(order)
+    expected[4] = expected[5] = order[6]
+    expected[-1] = order[0]
+    assert [source.train[i][2] for i in range(18)] == expected
+    assert [item.key for item in source.train.skipped()] == [order[4], order[5], order[-1]]
+    # Whatever was met before, in whatever order: the same pictures.
+    again = open_source(tmp_path, max_skipped=0.2).train
+    shuffled = random.Random(3).sample(range(18), 18)
+    assert [again[i][2] for i in shuffled] == [expected[i] for i in shuffled]
+
+
+def test_training_stops_above_the_limit(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 20, "b": 20})
+    source = open_source(tmp_path, max_skipped=0.06)
+    order = keys(source.train)
+    spoil(tmp_path, order[0], order[1], order[7])
+    assert source.train[0][2] == order[2]
+    with pytest.raises(SourceError, match="3 of 36 pictures"):
+        source.train[7]
+
+
+def test_bad_files_met_by_workers_are_known_to_the_main_process(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 10, "b": 10})
+    source = open_source(tmp_path, max_skipped=0.2)
+    order = keys(source.train)
+    spoil(tmp_path, order[2], order[9])
+    train = source.train.with_transform(eval_transform(8))
+    loader = DataLoader(train, batch_size=3, num_workers=2)
+    seen = [key for _, _, batch in loader for key in batch]
+    assert seen[2] == order[3]
+    assert seen[9] == order[10]
+    assert [item.key for item in source.train.skipped()] == [order[2], order[9]]
+
+
+def test_skipped_is_written_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "skipped.txt"
+    path.write_text("old")
+    odd = Skipped(key="a\nb\tc\udcff.png", reason="is damaged.")
+    write_skipped(path, [Skipped(key="ü/1.png", reason="is empty."), odd])
+    assert path.read_text("utf-8").splitlines() == [
+        "ü/1.png\tis empty.",
+        "a\\nb\\tc\\udcff.png\tis damaged.",
+    ]
+
+    def fails():
+        yield odd
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError):
+        write_skipped(path, fails())
+    assert path.read_text("utf-8").startswith("ü/1.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["skipped.txt"]
+
+
+def test_pairs_of_position_and_seed_make_a_run_reproducible(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 10, "b": 10})
+    train = open_source(tmp_path).train.with_transform(train_transform(8))
+    pairs = [(position, 1000 + position) for position in range(12)]
+    torch.manual_seed(5)
+    before = torch.default_generator.get_state()
+    alone = {pair: train[pair][0] for pair in pairs}
+    assert torch.equal(torch.default_generator.get_state(), before)
+    # The middle of an epoch, with other workers and another batch size, is the same middle.
+    for workers in (0, 2):
+        loader = DataLoader(train, batch_size=4, sampler=pairs[4:], num_workers=workers)
+        batches = torch.cat([images for images, _, _ in loader])
+        assert torch.equal(batches, torch.stack([alone[pair] for pair in pairs[4:]]))
+    assert not torch.equal(train[3, 1][0], train[3, 2][0])
+
+
+def test_a_split_is_a_sequence_and_can_be_pickled(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 3, "b": 3})
+    train = open_source(tmp_path).train
+    assert len(list(train)) == len(train) == 4
+    assert train[-1][2] == train.key(3)
+    with pytest.raises(IndexError):
+        train[4]
+    copy = pickle.loads(pickle.dumps(train))
+    assert [copy[i][2] for i in range(4)] == keys(train)
+    assert repr(train) == "Split(4 pictures, transform=None)"
