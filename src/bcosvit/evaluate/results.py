@@ -1,0 +1,70 @@
+"""Everything that an evaluation found: the tables image by image, and a summary of their means."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bcosvit.evaluate.accuracy import Accuracy
+from bcosvit.evaluate.localisation import Localisation
+from bcosvit.evaluate.masks import Masked
+from bcosvit.evaluate.perturbation import Perturbation
+from bcosvit.files import atomic
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """The metrics that were asked for; the others are None."""
+
+    accuracy: Accuracy
+    localisation: Localisation | None = None
+    perturbation: Perturbation | None = None
+    masks: Masked | None = None
+    settings: Mapping[str, Any]
+    """Methods and parameters of the metrics, fit for JSON."""
+
+    def summary(self) -> dict[str, Any]:
+        """Every mean with its interval and what it is a mean of, fit for JSON."""
+        metrics = {name: part.summary() for name, part in self._parts().items()}
+        return {**metrics, "settings": dict(self.settings)}
+
+    def write(self, folder: str | Path) -> None:
+        """``accuracy.csv``, ``localisation.csv`` ... and ``summary.json``, each whole or absent.
+
+        Where several processes evaluate, all hold the same results: let one write.
+        """
+        for name, part in self._parts().items():
+            write_table(Path(folder, f"{name}.csv"), part.rows())
+        write_summary(Path(folder, "summary.json"), self.summary())
+
+    def _parts(self) -> dict[str, Accuracy | Localisation | Perturbation | Masked]:
+        parts = {
+            "accuracy": self.accuracy,
+            "localisation": self.localisation,
+            "perturbation": self.perturbation,
+            "masks": self.masks,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rows of equal columns as CSV, all digits kept; without rows the file is empty."""
+    with (
+        atomic(path) as temporary,
+        # Keys are often file names, which need not be valid Unicode.
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def write_summary(path: str | Path, summary: Mapping[str, Any]) -> None:
+    """``summary`` as JSON for people and machines."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
