@@ -75,7 +75,7 @@ def test_flavours():
     assert v2.tokeniser.backbone.norm0.bias is None
     assert v2.tokeniser.backbone.conv0.maxout == 1
     assert v2.tokeniser.backbone.conv0.scale == 1
-    assert v2.tokeniser.feature_scale == 1
+    assert v2.tokeniser.feature_scale == 1e3
 
 
 def test_backbone_is_frozen_by_default():

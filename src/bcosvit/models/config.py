@@ -124,7 +124,7 @@ class ModelConfig:
     prior_gain: float = 10.0
     """Further factor on ``gain`` with ``mul``, whose products of two attentions decay faster."""
     feature_scale: float = FROM_FAMILY
-    """Factor on the backbone's features; default 10³ for ``v1``, else 1."""
+    """Factor on the backbone's features; default 10³ for a B-cos DenseNet, else 1."""
     logit_scale: float = FROM_FAMILY
     logit_bias: float = FROM_FAMILY
     eps: float = 1e-6
@@ -137,7 +137,6 @@ class ModelConfig:
         object.__setattr__(self, "image_size", pair)
         backbone = self.backbone or DenseNetConfig(flavour="v1" if bcos else "conventional")
         dense = isinstance(backbone, DenseNetConfig)
-        v1 = isinstance(backbone, DenseNetConfig) and backbone.flavour == "v1"
         _resolve(
             self,
             backbone=backbone,
@@ -147,7 +146,7 @@ class ModelConfig:
             patch={1: 4, 2: 2}.get(self.tap, 1) if dense else 1,
             train_backbone=not dense,
             gain=max(5.0, 15 + 5 * math.log2(self.width / 192)),
-            feature_scale=1e3 if v1 else 1.0,
+            feature_scale=1e3 if bcos and dense else 1.0,
             logit_scale=1e-3 if bcos else 1.0,
             logit_bias=LOGIT_BIAS if bcos else 0.0,
         )

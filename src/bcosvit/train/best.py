@@ -1,0 +1,93 @@
+"""The model that a run is for: the best one so far, with its class names and a model card."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bcosvit.files import atomic
+from bcosvit.models.catalog import create_model
+from bcosvit.models.weights import load_state, save
+from bcosvit.report.classes import CLASSES_KEY
+from bcosvit.train.record import Plan, describe
+from bcosvit.train.task import Task
+
+WEIGHTS, CARD = "best.safetensors", "README.md"
+RUN_KEY = "bcosvit.run"
+"""Under which a weights file keeps data, recipe, epoch and accuracy, as JSON."""
+
+
+class BestModel(Callback):
+    """Saves the model whenever its validation accuracy is higher than ever before.
+
+    It must stand before the callback that averages weights, which puts the trained ones back at
+    the same hook: what is saved is what was validated.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
+        self.accuracy = -1.0
+        self.epoch = 0
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        # On every process: the metric is reduced, and sharded weights are gathered.
+        accuracy = pl_module.val_means["top1"].compute().item()
+        if accuracy <= self.accuracy:
+            return
+        self.accuracy, self.epoch = accuracy, trainer.current_epoch + 1
+        state = trainer.strategy.lightning_module_state_dict()
+        if not trainer.is_global_zero:
+            return
+        model = create_model(self.plan.model)
+        prefix = "model."
+        load_state(model, {k.removeprefix(prefix): v for k, v in state.items() if prefix in k})
+        save(model, self.folder / WEIGHTS, metadata=self._notes())
+        with atomic(self.folder / CARD) as temporary:
+            temporary.write_text(self._card(), encoding="utf-8")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.accuracy, self.epoch = state_dict["accuracy"], state_dict["epoch"]
+
+    def _notes(self) -> dict[str, str]:
+        run = {
+            "data": self.plan.data,
+            "recipe": self.plan.recipe_name,
+            "epoch": self.epoch,
+            "accuracy": self.accuracy,
+        }
+        return {CLASSES_KEY: json.dumps(self.plan.classes), RUN_KEY: json.dumps(run)}
+
+    def _card(self) -> str:
+        plan = self.plan
+        classes = ", ".join(plan.classes[:20])
+        more = f" and {len(plan.classes) - 20} more" if len(plan.classes) > 20 else ""
+        explained = (
+            "Its explanations are its own: every prediction comes with the contribution of each "
+            "pixel.\n"
+            if plan.model.family == "bcos"
+            else "It is a conventional model: explanations of it are post hoc.\n"
+        )
+        return f"""# {describe(plan.model)}
+
+Trained with bcosvit on `{plan.data}` by the recipe `{plan.recipe_name}` (`run.yaml` has all of it).
+{explained}
+| | |
+|---|---|
+| validation accuracy | {self.accuracy:.2%}, epoch {self.epoch} of {plan.recipe.epochs} |
+| images | {plan.train_images} for training, {plan.val_images} for validation |
+| classes | {len(plan.classes)}: {classes}{more} |
+| input | RGB in [0, 1], {plan.image_size}×{plan.image_size} pixels |
+
+```python
+import bcosvit
+
+model = bcosvit.load("{WEIGHTS}")
+logits = model(images)  # [B, 3, {plan.image_size}, {plan.image_size}]
+{"attribution = bcosvit.explain(model, images)" if plan.model.family == "bcos" else ""}
+```
+"""

@@ -1,0 +1,122 @@
+"""Several processes are one, but for rounding."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bcosvit.train import Machines, train
+from bcosvit.train.checkpoints import read
+from tests.train.support import DATA, model_config, recipe, rows
+
+# Started again by Lightning for the second process, so it must be a file of its own.
+SCRIPT = """
+import sys
+from bcosvit.train import Machines, Stopped, train
+from tests.train.support import DATA, model_config, recipe
+
+machines = Machines(devices=2, accelerator="cpu")
+try:
+    train(
+        DATA,
+        out=sys.argv[1],
+        model=model_config(),
+        recipe=recipe(**eval(sys.argv[2])),
+        resume="--resume" in sys.argv,
+        machines=machines,
+    )
+except Stopped as stopped:
+    if str(stopped):
+        print(stopped, flush=True)
+        raise SystemExit(130)
+"""
+
+
+def start(folder: Path, changes: dict, *options: str) -> subprocess.Popen:
+    script = folder.with_suffix(".py")
+    script.write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, script, folder, repr(changes), *options],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> str:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    return out
+
+
+def assert_close(one: Path, other: Path) -> None:
+    for mine, theirs in zip(rows(one), rows(other), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    mine, theirs = read(one / "last.ckpt"), read(other / "last.ckpt")
+    for part in ("state_dict", "current_model_state"):
+        for name, tensor in mine[part].items():
+            # A softmax does not see what is added to all keys: the gradient of their bias is
+            # nothing but rounding, which Adam blows up to full steps.
+            if name.endswith("key.bias"):
+                continue
+            torch.testing.assert_close(tensor, theirs[part][name], atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    train(DATA, out=folder, model=model_config(), recipe=recipe())
+    return folder
+
+
+def test_two_processes_end_where_one_does(alone, tmp_path):
+    folder = tmp_path / "two"
+    process = start(folder, {})
+    said = finish(process)
+    assert said.count("epoch 3/3") == 1
+    assert_close(alone, folder)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_what_one_began(alone, tmp_path, monkeypatch):
+    from tests.train.test_resume import PowerCutError, Task, cut_power
+
+    folder = tmp_path / "two"
+    with monkeypatch.context() as patch:
+        cut_power(patch, Task, "training_step", 8)
+        with pytest.raises(PowerCutError):
+            train(DATA, out=folder, model=model_config(), recipe=recipe())
+    finish(start(folder, {}, "--resume"))
+    assert_close(alone, folder)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_and_one_resumes(alone, tmp_path):
+    folder = tmp_path / "stopped"
+    process = start(folder, {"epochs": 200})
+    while not (folder / "last.ckpt").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = finish(process, 130)
+    assert "To go on: bcosvit train --resume" in said
+    assert "--devices 2 --accelerator cpu" in said
+    step = read(folder / "last.ckpt")["global_step"]
+    assert f"Stopped after step {step} of" in said
+
+
+def test_batches_that_cannot_be_shared_out_are_refused():
+    with pytest.raises(ValueError, match="give a multiple of 3 devices × 1 accumulated batches"):
+        Machines(devices=3).check(recipe())
+
+
+@pytest.mark.parametrize("changes", [{"clip": "adaptive", "ema": None}, {"clip": "none"}])
+def test_what_sharding_cannot_do_is_refused(changes):
+    with pytest.raises(ValueError, match="not possible with fsdp"):
+        Machines(devices=2, strategy="fsdp").check(recipe(**changes))
