@@ -1,0 +1,119 @@
+"""`bcosvit evaluate`: measures a model and its explanations, and leaves tables and a report."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+
+from bcosvit.data.sources import open_source
+from bcosvit.evaluate import Evaluation, GridPointingGame, PixelPerturbation, evaluate
+from bcosvit.evaluate import Progress as Told
+from bcosvit.evaluate.localisation import CELLS
+from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
+from bcosvit.report.evaluation_data import Pictures, open_pictures
+from bcosvit.report.provenance import command_line, versions
+from bcosvit.report.subject import Subject, pick
+
+REPORT = "report.html"
+
+
+def evaluate_weights(
+    weights: str | Path,
+    data: str | Path,
+    *,
+    out: str | Path,
+    metrics: str = "all",
+    methods: str = "all",
+    split: str = "val",
+    limit: int | None = None,
+    grids: int = 250,
+    images: int = 250,
+    batch: int = 32,
+    seed: int = 0,
+    workers: int = 0,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Evaluation:
+    """Measures the model in ``weights`` on ``data`` (see `open_source`).
+
+    The folder ``out`` gets a table a metric, ``summary.json`` and ``report.html``. ``metrics`` are
+    some of `METRICS` with commas between them, or "all" that the data and the model allow;
+    ``methods`` as in `Subject.methods`. ``limit`` draws so many pictures of the split.
+    """
+    subject = Subject.load(weights, device)
+    chosen = subject.methods(methods)
+    source = open_source(data)
+    pictures = open_pictures(source, split, subject)
+    if limit is not None:
+        pictures.limit(limit, seed)
+    wanted, left_out = _metrics(metrics, subject, pictures)
+    with _told(console) as progress:
+        found = evaluate(
+            subject.model,
+            pictures,
+            chosen,
+            localisation=(
+                GridPointingGame(grids=grids, seed=seed) if "localisation" in wanted else None
+            ),
+            perturbation=(
+                PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
+            ),
+            masks=pictures.masks() if "masks" in wanted else None,
+            batch_size=batch,
+            workers=workers,
+            progress=progress,
+        )
+    found.write(out)
+    about = EvaluationAbout(
+        facts={
+            "Model": subject.describe(),
+            "Weights": subject.weights,
+            "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
+        },
+        config={"evaluation": dict(found.settings), "model": subject.config},
+        command=command_line(),
+        versions=versions(),
+        left_out=left_out,
+        skipped=pictures.skipped(),
+    )
+    evaluate_page(Path(out, REPORT), found, about)
+    return found
+
+
+def _metrics(
+    given: str, subject: Subject, pictures: Pictures
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The metrics to measure, and why others are not; asked for by name they must be possible."""
+    impossible: dict[str, str] = {}
+    classes = min(pictures.classes(), len(subject.names))
+    if classes < CELLS:
+        impossible["localisation"] = f"a grid shows {CELLS} classes, and there are {classes}"
+    if pictures.masks() is None:
+        impossible["masks"] = "the data have no masks"
+    if given == "all":
+        return tuple(name for name in METRICS if name not in impossible), impossible
+    wanted = pick(given, tuple(METRICS), "metric")
+    for name in wanted:
+        if name in impossible:
+            raise ValueError(f"{name} cannot be measured: {impossible[name]}; leave it out.")
+    return wanted, {}
+
+
+@contextmanager
+def _told(console: Console | None) -> Iterator[Told | None]:
+    """Progress bars, one for each pass over the data, where somebody watches."""
+    if console is None:
+        yield None
+        return
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(done: int, total: int, what: str) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what.capitalize())
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield tell

@@ -1,0 +1,228 @@
+"""The report of `bcosvit explain`: a section a picture, written as it is made."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bcosvit.data.splits import Skipped
+from bcosvit.report.explained import TITLES, Explained, colours
+from bcosvit.report.figures import (
+    JET_METHODS,
+    RGB,
+    contribution_scales,
+    gradient_css,
+    method_image,
+    on_white,
+    overlay_image,
+    photo_bytes,
+    photo_image,
+    png_bytes,
+)
+from bcosvit.report.html import (
+    Html,
+    bar,
+    definitions,
+    element,
+    figure,
+    foot,
+    page,
+    paragraph,
+    picture,
+    scale,
+    table,
+    text,
+)
+
+Add = Callable[[Explained | Skipped], None]
+"""Takes one picture after the other, the unreadable ones among them."""
+
+TOP = 5
+"""Classes in a picture's table, beside those explained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is the same for all pictures of a report."""
+
+    weights: str
+    model: str
+    """In words."""
+    config: Mapping[str, Any]
+    classes: Sequence[str]
+    methods: Sequence[str]
+    joint: bool
+    command: str
+    versions: Mapping[str, str]
+
+
+@contextmanager
+def explain_page(path: str | Path, about: About) -> Iterator[Add]:
+    """An HTML report that pictures are added to; the file appears when the block succeeds."""
+    skipped: list[Skipped] = []
+    ending = foot(about.command, about.config, about.versions)
+    with page(path, "What the model saw", _lead(about), ending) as write:
+
+        def add(item: Explained | Skipped) -> None:
+            if isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                write(_section(item, about))
+
+        yield add
+        write(_skipped(skipped))
+
+
+def _lead(about: About) -> Html:
+    how = (
+        "Maps of one method share a scale over the classes of a picture."
+        if about.joint
+        else "Every map has a scale of its own, so that maps cannot be compared in strength."
+    )
+    facts = {"Model": about.model, "Weights": about.weights}
+    reading = (
+        "Red pixels speak for a class, blue ones against it; full colour stands for the 99.9th "
+        f"percentile of the absolute values. {how}"
+    )
+    if any(method in JET_METHODS for method in about.methods):
+        reading += " Attention has no sign: its maps go from blue, at zero, to red."
+    exact = (
+        "Contributions are exact: with the residual (the share of the model's constants) and the "
+        "bias they sum to the logit. The colours of W(x) show what the model looks for, opaque "
+        "where that matters and speaks for the class."
+    )
+    parts = [definitions(facts), paragraph(reading)]
+    if "inherent" in about.methods:
+        parts.append(paragraph(exact))
+    parts.append(
+        element(
+            "p",
+            text("Files that could not be read are listed "),
+            element("a", text("at the end"), href="#skipped"),
+            text("."),
+        )
+    )
+    return Html("\n".join(parts))
+
+
+def _section(found: Explained, about: About) -> Html:
+    heading = f"picture-{found.number}"
+    scales = {
+        method: contribution_scales(attribution.map, joint=about.joint)
+        for method, attribution in found.attributions.items()
+    }
+    parts = [element("h2", text(found.name), id=heading), _classes(found, about.classes)]
+    photo = photo_image(found.image)
+    for row, label in enumerate(found.target.tolist()):
+        sure, logit = found.confidences[label].item(), found.logits[label].item()
+        title = element("span", text(f"{percent(sure)}, logit {signed(logit)}"), class_="soft")
+        parts.append(element("h3", text(about.classes[label] + " "), title))
+        parts += _panels(found, row, about.classes[label], photo, scales)
+        if found.inherent is not None:
+            parts.append(_sum(found, row))
+    return element("section", *parts, class_="picture", aria_labelledby=heading)
+
+
+def _classes(found: Explained, names: Sequence[str]) -> Html:
+    explained = found.target.tolist()
+    shown = list(dict.fromkeys([*found.surest(TOP), *explained]))
+    sure = [found.confidences[label].item() for label in shown]
+    rows = [(names[label], percent(p), bar(p)) for label, p in zip(shown, sure, strict=True)]
+    chosen = [number for number, label in enumerate(shown) if label in explained]
+    return table(
+        "The surest classes; those explained are marked.",
+        ("Class", "Probability", ""),
+        rows,
+        numbers=(1,),
+        chosen=chosen,
+        class_="classes",
+    )
+
+
+def _panels(
+    found: Explained, row: int, name: str, photo: RGB, scales: Mapping[str, Sequence[float]]
+) -> list[Html]:
+    """The photo, the first method and W(x) large; the other methods in a row below."""
+    first, *others = found.attributions
+    size = (photo.shape[1], photo.shape[0])
+    large = [
+        figure(
+            picture(photo_bytes(photo), f"{found.name}, as the model saw it", size),
+            Html(f"<b>Picture</b>, cropped to {size[0]}×{size[1]} pixels"),
+        ),
+        _map(found, first, row, name, scales[first][row]),
+    ]
+    first_map, first_scale = found.attributions[first].map[row], scales[first][row]
+    over = overlay_image(photo, first, first_map, first_scale)
+    large.append(
+        figure(
+            picture(photo_bytes(over), f"{TITLES[first]} to {name}, on the picture", size),
+            Html(f"<b>Overlay</b> of {text(TITLES[first])}"),
+        )
+    )
+    if found.inherent is not None and found.inherent.weights is not None:
+        rgba = colours(found.inherent, row)
+        alt = f"The colours of W(x) for {name}"
+        large.append(
+            figure(
+                picture(photo_bytes(on_white(rgba)), alt, size),
+                Html("<b>W(x) in colour</b>, on white"),
+            )
+        )
+    panels = [element("div", *large, class_="panels large")]
+    if others:
+        small = [_map(found, method, row, name, scales[method][row]) for method in others]
+        panels.append(element("div", *small, class_="panels"))
+    return panels
+
+
+def _map(found: Explained, method: str, row: int, name: str, full: float) -> Html:
+    image = method_image(method, found.attributions[method].map[row], full)
+    jet = method in JET_METHODS
+    meaning = "from blue, nothing, to red" if jet else "red for the class, blue against it"
+    ends = ("0", f"{full:.2g}") if jet else (f"−{full:.2g}", "0", f"+{full:.2g}")
+    bar_of = scale(gradient_css(method), ends if full > 0 else ("zero everywhere",))
+    alt = f"{TITLES[method]} to {name}: {meaning}"
+    return figure(
+        picture(png_bytes(image), alt, (image.shape[1], image.shape[0])),
+        element("b", text(TITLES[method])),
+        bar_of,
+    )
+
+
+def _sum(found: Explained, row: int) -> Html:
+    """Completeness as arithmetic that anyone can check."""
+    own = found.inherent
+    assert own is not None and own.residual is not None and own.logit is not None
+    values = {
+        "Σ contributions": own.map[row].double().sum().item(),
+        "residual": own.residual[row].item(),
+        "bias": own.bias,
+    }
+    terms = " + ".join(f"{name} <b>{signed(value)}</b>" for name, value in values.items())
+    error = own.completeness_error()[row].item()
+    return Html(
+        f'<p class="sum">{terms} = logit <b>{signed(own.logit[row].item())}</b>, '
+        f"to within {error:.1e}</p>"
+    )
+
+
+def _skipped(skipped: Sequence[Skipped]) -> Html:
+    heading = element("h2", text("Files that could not be read"), id="skipped")
+    if not skipped:
+        content = paragraph("None: every file was a picture.")
+    else:
+        rows = [(item.key, item.reason) for item in skipped]
+        content = table(f"{len(skipped)} left out.", ("File", "Reason"), rows)
+    return element("section", heading, content, aria_labelledby="skipped")
+
+
+def percent(share: float) -> str:
+    """``93.1 %``, and no false zero."""
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def signed(value: float) -> str:
+    """With a sign that is as wide as a plus."""
+    return f"{value:+.4f}".replace("-", "−")

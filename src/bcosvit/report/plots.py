@@ -1,0 +1,167 @@
+"""Charts for pages: matplotlib draws them, the page's style colours them.
+
+They are inlined as SVG, so that they are sharp at any size and follow a page from light to dark:
+what matplotlib is told to draw in one peculiar ink becomes ``currentColor``, and text is text in
+the page's font. Names and addresses that matplotlib writes into files of their own are taken out.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from bcosvit.report.explained import TITLES
+from bcosvit.report.html import Html, element, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK = "#010203"
+_OTHERS = "#8a8a94"
+# Mid-tones, which stand out from white and from black.
+COLOURS = {
+    "inherent": "#d0342c",
+    "ixg": "#2f7ed8",
+    "intgrad": "#17a2a2",
+    "gradcam": "#8a5cd1",
+    "gradsam": "#c557a8",
+    "rollout": "#c98a10",
+    "finatt": "#6b9a1f",
+    "cheferlrp": "#e0702a",
+    "plrp": "#a0652d",
+    "smoothgrad": "#5a9bd5",
+    "occlusion": "#3d9c5b",
+    "random": _OTHERS,
+}
+
+
+class Interval(Protocol):
+    """A mean with its interval, such as an ``Estimate``."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def bars(
+    name: str, axis: str, means: Mapping[str, Interval], *, chance: float | None = None
+) -> Html:
+    """A bar a method with its interval, the highest first; ``chance`` is a dashed line."""
+    ordered = sorted(means.items(), key=lambda item: item[1].mean)
+    with _style(name):
+        figure, axes = _axes(0.8 + 0.33 * len(ordered))
+        for place, (method, value) in enumerate(ordered):
+            axes.barh(place, value.mean, 0.66, color=COLOURS.get(method, _OTHERS))
+            axes.plot([value.low, value.high], [place, place], color=_INK, linewidth=1.2)
+        if chance is not None:
+            axes.axvline(chance, color=_INK, linestyle=(0, (3, 3)), linewidth=1)
+        else:
+            axes.axvline(0, color=_INK, linewidth=0.8)
+        axes.set_yticks(range(len(ordered)), [title(method) for method, _ in ordered])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(axis if chance is None else f"{axis} (dashed: chance, {chance:.2g})")
+        figures = ", ".join(f"{title(m)} {value.mean:.3f}" for m, value in reversed(ordered))
+        return _svg(figure, name, f"Bar chart of {axis}: {figures}.")
+
+
+def curves(
+    name: str,
+    axes_labels: tuple[str, str],
+    positions: Sequence[float],
+    lines: Mapping[str, Sequence[Interval]],
+) -> Html:
+    """A line a method over ``positions``, with a band for its interval."""
+    with _style(name):
+        figure, axes = _axes(3.6)
+        for method, points in lines.items():
+            colour = COLOURS.get(method, _OTHERS)
+            axes.fill_between(
+                positions,
+                [point.low for point in points],
+                [point.high for point in points],
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
+            axes.plot(
+                positions,
+                [point.mean for point in points],
+                color=colour,
+                linewidth=2.4 if method == "inherent" else 1.4,
+                linestyle=(0, (4, 2)) if method == "random" else "solid",
+            )
+        axes.set_xlabel(axes_labels[0])
+        axes.set_ylabel(axes_labels[1])
+        axes.margins(x=0.01)
+        # Zero is always in view, so that charts side by side can be compared.
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        ends = ", ".join(f"{title(m)} {points[-1].mean:.3f}" for m, points in lines.items())
+        return _svg(figure, name, f"{axes_labels[1]} by {axes_labels[0]}, at the end: {ends}.")
+
+
+def legend(methods: Sequence[str]) -> Html:
+    """Which colour is which method's, for charts that share it."""
+    items = [
+        element(
+            "li",
+            element("i", style=f"background: {COLOURS.get(method, _OTHERS)}"),
+            text(title(method)),
+        )
+        for method in methods
+    ]
+    return element("ul", *items, class_="legend")
+
+
+def title(method: str) -> str:
+    """What people call a method; other explainers go by their repr."""
+    return TITLES.get(method, method)
+
+
+def _style(name: str) -> AbstractContextManager[None]:
+    import matplotlib
+
+    return matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            # Else a chart would have other names inside each time it is drawn.
+            "svg.hashsalt": name,
+            "font.size": 11,
+            "text.color": _INK,
+            "axes.edgecolor": _INK,
+            "axes.labelcolor": _INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "xtick.color": _INK,
+            "ytick.color": _INK,
+        }
+    )
+
+
+def _axes(height: float) -> "tuple[Figure, Axes]":
+    # Without pyplot there is no global state, and no display is looked for.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    axes = figure.subplots()
+    axes.patch.set_visible(False)
+    axes.grid(axis="x", color=_INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _svg(figure: "Figure", name: str, alt: str) -> Html:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    # A page holds several charts, whose inner names must not meet.
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = svg.replace(_INK, "currentColor")
+    return Html(svg.replace("<svg", f'<svg role="img" aria-label="{text(alt)}"', 1))

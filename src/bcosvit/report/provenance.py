@@ -1,0 +1,28 @@
+"""Where a report comes from: the command and the versions at its foot."""
+
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+def command_line() -> str:
+    """The command that this process was started by, fit to be pasted into a shell."""
+    program = Path(sys.argv[0]).name
+    # `python -m bcosvit` is the same command by another door.
+    return shlex.join(["bcosvit" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    import bcosvit
+
+    return {
+        "bcosvit": bcosvit.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "Python": platform.python_version(),
+    }

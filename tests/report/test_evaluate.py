@@ -1,0 +1,265 @@
+"""`evaluate_weights`: the report and its tables, which data fit, and what cannot be measured."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import bcosvit
+from bcosvit.data.scenes import Scenes
+from bcosvit.data.sources import Source, open_source
+from bcosvit.data.splits import Split
+from bcosvit.data.transforms import eval_transform
+from bcosvit.report.evaluate import evaluate_weights
+from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
+from bcosvit.report.evaluate_table import evaluation_table
+from bcosvit.report.evaluation_data import open_pictures
+from bcosvit.report.subject import Subject
+from tests.report.made import evaluation
+from tests.report.support import Page, write_pictures, write_weights
+
+DATA = "scenes?size=32&train=8&val=40"
+SCENES = Scenes.classes
+QUICK = {"grids": 2, "images": 3, "methods": "inherent,rollout,random"}
+
+
+@pytest.fixture
+def weights(tmp_path):
+    return write_weights(tmp_path / "model.safetensors", classes=SCENES)
+
+
+def test_the_report_and_its_tables(weights, tmp_path):
+    out = tmp_path / "out"
+    found = evaluate_weights(weights, DATA, out=out, **QUICK)
+    page = Page(out / "report.html")
+    page.assert_self_contained()
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(found.summary()))
+    assert summary["accuracy"]["images"] == 40
+    for link in (link for link in page.links if link.endswith(".csv")):
+        with (out / link).open() as file:
+            assert list(csv.DictReader(file))
+    top1 = found.accuracy.top1
+    assert f"{top1.mean:.3f}" in page.text
+    assert f"{top1.low:.3f} to {top1.high:.3f}" in page.text
+    for method, abc in found.perturbation.abc.items():
+        assert f"{abc.mean:.3f}".replace("-", "−") in page.text, method
+    assert "scenes?size=32" in page.text
+    assert '"grids": 2' in page.text
+
+
+def keys(found):
+    return [image.key for image in found.perturbation.images]
+
+
+def test_the_numbers_do_not_depend_on_the_batch(weights, tmp_path):
+    one = evaluate_weights(weights, DATA, out=tmp_path / "a", batch=5, seed=3, **QUICK)
+    other = evaluate_weights(weights, DATA, out=tmp_path / "b", batch=32, seed=3, **QUICK)
+    assert keys(one) == keys(other)
+    for method, area in one.perturbation.abc.items():
+        assert area.mean == pytest.approx(other.perturbation.abc[method].mean, abs=1e-4)
+
+
+def test_some_metrics_of_some_pictures(weights, tmp_path):
+    options = {**QUICK, "metrics": "accuracy,perturbation"}
+    found = evaluate_weights(weights, DATA, out=tmp_path, limit=15, **options)
+    assert found.localisation is None
+    assert len(found.accuracy.predictions) == 15
+    # Drawn from all classes, not the first ones of the split.
+    assert len({prediction.label for prediction in found.accuracy.predictions}) > 4
+    again = evaluate_weights(weights, DATA, out=tmp_path, limit=15, **options)
+    assert again.accuracy.predictions == found.accuracy.predictions
+    assert not (tmp_path / "localisation.csv").exists()
+
+
+def test_every_metric_on_a_page(tmp_path):
+    found = evaluation()
+    about = EvaluationAbout(
+        facts={"Model": "made up"},
+        config={},
+        command="a command",
+        versions={},
+        left_out={},
+        skipped=(),
+    )
+    found.write(tmp_path)
+    evaluate_page(tmp_path / "report.html", found, about)
+    page = Page(tmp_path / "report.html")
+    page.assert_self_contained()
+    # Localisation, two curves, their area, energy and pointing.
+    assert page.tags.count("svg") == 6
+    columns = [
+        found.localisation.means,
+        found.perturbation.abc,
+        {method: each["energy"] for method, each in found.masks.means.items()},
+        {method: each["pointing"] for method, each in found.masks.means.items()},
+    ]
+    overview = page.source.split("</table>")[0]
+    for means in columns:
+        best = max(means.values(), key=lambda value: value.mean)
+        assert f"<b>{best.mean:.3f}</b><small>{best.low:.3f} to {best.high:.3f}</small>" in overview
+        for value in means.values():
+            assert f">{value.mean:.3f}<" in overview.replace("−", "-")
+    table = Console(width=200, file=io.StringIO(), force_terminal=False)
+    table.print(evaluation_table(found))
+    printed = table.file.getvalue()
+    assert str(found.perturbation.abc["ixg"]) in printed
+    assert str(found.accuracy.top1) in printed
+
+
+def test_accuracy_alone_needs_no_method(weights, tmp_path):
+    evaluate_weights(weights, DATA, out=tmp_path, metrics="accuracy")
+    page = Page(tmp_path / "report.html")
+    page.assert_self_contained()
+    assert "Every metric" not in page.text
+
+
+def test_a_model_that_is_never_right(tmp_path):
+    """No grid and no image to perturb: the report says so instead of failing."""
+    weights = write_weights(tmp_path / "m.safetensors", classes=(*SCENES, "nothing"))
+    model = bcosvit.load(weights)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.blocks[0].attention.prior.logits.zero_()
+    bcosvit.save(model, weights, metadata={"bcosvit.classes": json.dumps(["nothing", *SCENES])})
+    found = evaluate_weights(weights, DATA, out=tmp_path, **QUICK)
+    assert found.accuracy.top1.mean == 0
+    page = Page(tmp_path / "report.html")
+    page.assert_self_contained()
+    assert "0 grids of 2 asked for" in page.text
+    assert "–" in page.text
+
+
+def test_labels_are_matched_by_name(tmp_path):
+    names = tuple(reversed((*SCENES, "unicorn")))
+    subject = Subject.load(write_weights(tmp_path / "m.safetensors", classes=names))
+    pictures = open_pictures(open_source(DATA), "val", subject)
+    for index in range(9):
+        assert names[pictures[index][1]] == SCENES[index % 8]
+
+
+def test_labels_are_positions_where_the_model_has_no_names(tmp_path):
+    weights = write_weights(tmp_path / "m.safetensors", classes=None, num_classes=9)
+    pictures = open_pictures(open_source(DATA), "val", Subject.load(weights))
+    assert [pictures[index][1] for index in range(9)] == [*range(8), 0]
+
+
+def test_which_part_of_the_data(weights):
+    subject, source = Subject.load(weights), open_source(DATA)
+    sizes = {part: len(open_pictures(source, part, subject)) for part in ("val", "train", "all")}
+    assert sizes == {"val": 40, "train": 8, "all": 48}
+
+
+class Halves:
+    """A store whose objects fill the left half, unknown in every third picture."""
+
+    drawn = True
+
+    def __init__(self, scenes: Scenes) -> None:
+        self.scenes = scenes
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def key(self, index):
+        return str(index)
+
+    def label(self, index):
+        return self.scenes.label(index)
+
+    def image(self, index, at_least):
+        return self.scenes[index].image
+
+    def mask(self, index):
+        if index % 3 == 2:
+            return None
+        mask = np.zeros((32, 32), np.bool_)
+        mask[:, :16] = True
+        return mask
+
+
+def test_masks_are_cut_as_the_pictures_are(weights):
+    store = Halves(Scenes("val", size=32, length=9))
+    split = Split(store)
+    source = Source(name="halves", classes=SCENES, train=split, val=split)
+    pictures = open_pictures(source, "val", Subject.load(weights))
+    mask = pictures.masks()
+    assert mask(2) is None
+    expected = torch.zeros(16, 16, dtype=torch.bool)
+    expected[:, :8] = True
+    assert torch.equal(mask(0), expected)
+    assert eval_transform(16)(store.image(0, None)).shape == (3, 16, 16)
+
+
+def test_masks_on_a_page(weights, tmp_path, monkeypatch):
+    split = Split(Halves(Scenes("val", size=32, length=16)))
+    source = Source(name="halves", classes=SCENES, train=split, val=split)
+    monkeypatch.setattr("bcosvit.report.evaluate.open_source", lambda data: source)
+    found = evaluate_weights(weights, "halves", out=tmp_path, **QUICK)
+    assert found.masks.without == 5
+    assert found.masks.chance.mean == 0.5
+    page = Page(tmp_path / "report.html")
+    page.assert_self_contained()
+    assert "Energy in the mask" in page.text
+    assert (tmp_path / "masks.csv").exists()
+
+
+def folder_of(tmp_path, *classes):
+    for name in classes:
+        write_pictures(tmp_path / "data" / name, 10)
+    return tmp_path / "data"
+
+
+def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
+    data = folder_of(tmp_path, "cat", "dog")
+    bad = sorted((data / "cat").iterdir())[3]
+    bad.write_bytes(b"not a picture")
+    weights = write_weights(tmp_path / "m.safetensors")
+    options = {**QUICK, "split": "all"}
+    found = evaluate_weights(weights, data, out=tmp_path / "out", **options)
+    assert found.localisation is None
+    page = Page(tmp_path / "out" / "report.html")
+    page.assert_self_contained()
+    assert "a grid shows 4 classes, and there are 2" in page.text
+    assert "the data have no masks" in page.text
+    assert "cat/0003.png" in page.text
+    assert len(found.accuracy.predictions) == 19
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"metrics": "accuracy,speed"}, "no metric 'speed'"),
+        ({"metrics": "masks", "data": "folder"}, "the data have no masks"),
+        ({"metrics": "localisation", "data": "folder"}, "a grid shows 4 classes"),
+        ({"methods": "cheferlrp"}, "no method for this model"),
+        ({"split": "test"}, "split = 'test'"),
+        ({"limit": 0}, "limit = 0"),
+        ({"grids": 0}, "grids = 0"),
+        ({"data": "missing-folder"}, "is missing"),
+    ],
+)
+def test_mistakes(tmp_path, options, says):
+    classes = ("ladybird", "lemon", *SCENES[2:])
+    weights = write_weights(tmp_path / "m.safetensors", classes=classes)
+    data = options.pop("data", DATA)
+    if data == "folder":
+        data = folder_of(tmp_path, "lemon", "ladybird")
+    with pytest.raises(ValueError, match=re.escape(says)):
+        evaluate_weights(weights, data, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_with_other_classes(tmp_path):
+    named = write_weights(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="has a class 'ladybird' that the model does not know"):
+        evaluate_weights(named, DATA, out=tmp_path / "out")
+    unnamed = write_weights(tmp_path / "b.safetensors", classes=None)
+    with pytest.raises(ValueError, match="has 8 classes, but the model knows 5"):
+        evaluate_weights(unnamed, DATA, out=tmp_path / "out")

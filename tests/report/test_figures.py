@@ -1,0 +1,160 @@
+"""Colours of maps: their ends and middle, their scales, and files that hold them without loss."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bcosvit.explain import EXPLAINERS
+from bcosvit.report.explained import TITLES
+from bcosvit.report.figures import (
+    JET_METHODS,
+    Tile,
+    attention_image,
+    contribution_image,
+    contribution_scale,
+    contribution_scales,
+    gradient_css,
+    method_image,
+    on_white,
+    overlay_image,
+    panel,
+    photo_bytes,
+    photo_image,
+    png_bytes,
+)
+from tests.report.support import maps
+
+WHITE, BLUE, RED = [255, 255, 255], [33, 72, 196], [206, 24, 38]
+
+
+def test_blue_white_red():
+    image = contribution_image(torch.tensor([[-3.0, -1.0, 0.0, 1.0, 3.0]]), scale=1.0)
+    assert image[0].tolist() == [BLUE, BLUE, WHITE, RED, RED]
+    half = contribution_image(torch.tensor([[0.5]]), scale=1.0)[0, 0].astype(int)
+    assert np.abs(half - (np.array(WHITE) + RED) / 2).max() <= 1
+
+
+def test_the_scale_is_the_percentile_of_absolute_values():
+    map_ = maps(50, 40)
+    expected = np.percentile(np.abs(map_.double().numpy()), 99.9)
+    assert contribution_scale(map_) == pytest.approx(expected)
+    beyond = (map_.abs() >= expected).numpy()
+    full = np.isin(contribution_image(map_).reshape(-1, 3)[:, 0], [BLUE[0], RED[0]])
+    assert full.reshape(beyond.shape)[beyond].all()
+
+
+def test_independent_and_joint_scales():
+    two = torch.stack([maps(20, 20), 5 * maps(20, 20)])
+    alone = contribution_scales(two, joint=False)
+    assert alone[1] == pytest.approx(5 * alone[0])
+    one, other = contribution_scales(two, joint=True)
+    assert one == other == contribution_scale(two)
+    # On its own each looks the same, on one scale the first is pale.
+    images = [contribution_image(map_) for map_ in two]
+    assert np.array_equal(*images)
+    assert contribution_image(two[0], one).mean() > images[0].mean() + 10
+
+
+def test_jet_is_matplotlibs():
+    import matplotlib
+
+    map_ = torch.linspace(0, 1, 64)[None]
+    theirs = matplotlib.colormaps["jet"](map_.numpy())[..., :3] * 255
+    assert np.abs(attention_image(map_, 1.0) - theirs).max() < 6
+    # What is negative has no place on it.
+    low = attention_image(torch.tensor([[-2.0, 0.0]]), 1.0)
+    assert low[0, 0].tolist() == low[0, 1].tolist() == [0, 0, 128]
+
+
+def test_methods_have_their_colours():
+    map_ = torch.full((2, 2), -1.0)
+    for method in EXPLAINERS:
+        first = method_image(method, map_, 1.0)[0, 0].tolist()
+        assert first == ([0, 0, 128] if method in JET_METHODS else BLUE)
+        assert gradient_css(method).startswith(f"rgb({first[0]} {first[1]} {first[2]})")
+    assert {"rollout", "finatt", "cheferlrp"} == JET_METHODS
+    assert set(TITLES) == set(EXPLAINERS)
+
+
+@pytest.mark.parametrize("draw", [contribution_image, attention_image])
+def test_maps_without_a_scale(draw):
+    zero = draw(torch.zeros(4, 4))
+    assert len(np.unique(zero.reshape(-1, 3), axis=0)) == 1
+    # Fewer pixels than the percentile leaves above it: the scale is zero, and they stand out.
+    lone = torch.zeros(60, 60)
+    lone[3, 4] = 1e-9
+    assert contribution_scale(lone) == 0
+    image = draw(lone)
+    assert image[3, 4].tolist() == draw(torch.ones(1, 1), 1.0)[0, 0].tolist()
+    assert (image.reshape(-1, 3) == image[0, 0]).all(1).sum() == 60 * 60 - 1
+
+
+def test_overlay_leaves_the_photo_where_nothing_is():
+    photo = np.full((2, 2, 3), (200, 100, 50), np.uint8)
+    map_ = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    image = overlay_image(photo, "inherent", map_, 1.0, alpha=1.0)
+    assert image[0, 1].tolist() == RED
+    assert image[1, 0].tolist() == BLUE
+    # Grey: its own colours would be taken for contributions.
+    assert len(set(image[0, 0].tolist())) == 1
+    assert np.array_equal(overlay_image(photo, "inherent", map_, 1.0, alpha=0.0)[0, 1], image[0, 0])
+
+
+def test_colour_images_are_laid_on_white():
+    rgba = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, 1.0]])
+    image = on_white(rgba.view(4, 1, 3))
+    assert image[0].tolist() == [[255, 255, 255], [255, 128, 128], [255, 0, 0]]
+
+
+@pytest.mark.parametrize("colours", [3, 4])
+@pytest.mark.parametrize("many", [False, True])
+def test_png_is_without_loss(colours, many):
+    generator = np.random.default_rng(0)
+    image = generator.integers(0, 255 if many else 5, (37, 29, colours), np.uint8)
+    again = Image.open(io.BytesIO(png_bytes(image)))
+    assert np.array_equal(np.array(again.convert("RGBA" if colours == 4 else "RGB")), image)
+
+
+def test_maps_are_stored_with_a_palette():
+    image = contribution_image(maps(64, 64))
+    assert Image.open(io.BytesIO(png_bytes(image))).mode == "P"
+
+
+def test_photos_are_jpeg_unless_small():
+    large = photo_image(torch.rand(3, 200, 200))
+    assert photo_bytes(large).startswith(b"\xff\xd8")
+    assert len(photo_bytes(large)) < len(png_bytes(large))
+    assert photo_bytes(photo_image(torch.rand(3, 32, 32))).startswith(b"\x89PNG")
+
+
+def test_panels_have_room_for_all():
+    tile = Tile(image=np.zeros((4, 4, 3), np.uint8), label="a label that is far too long for it")
+    picture = panel([[tile, tile], [tile]], cell=50)
+    assert picture.width > 100
+    assert picture.height > 100
+    with pytest.raises(ValueError, match="at least one row"):
+        panel([])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: contribution_image(torch.zeros(2, 3, 4)), "not a picture"),
+        (lambda: contribution_image(torch.full((2, 2), torch.nan)), "NaN"),
+        (lambda: contribution_scale(torch.full((2, 2), torch.inf)), "infinity"),
+        (
+            lambda: overlay_image(np.zeros((3, 3, 3), np.uint8), "ixg", torch.zeros(2, 2)),
+            "does not lie on",
+        ),
+        (
+            lambda: overlay_image(np.zeros((2, 2, 3), np.uint8), "ixg", torch.ones(2, 2), alpha=2),
+            "alpha = 2",
+        ),
+    ],
+)
+def test_mistakes(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()

@@ -1,0 +1,77 @@
+"""Memory of `explain`, in a process that does nothing else: it must not grow with the pictures."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bcosvit.report.explain import explain_pictures
+from bcosvit.report.explained import Lens
+from tests.report.support import write_pictures, write_weights
+
+ROOT = Path(__file__).parents[2]
+
+
+def resident() -> int:
+    """Anonymous memory of this process, in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", text)[1])
+
+
+def measure(weights: str, folder: str, out: str, methods: str) -> None:
+    """Prints, before each picture, the memory taken and the bytes of the report on disk."""
+    taken: list[tuple[int, int]] = []
+    call = Lens.__call__
+
+    def watched(self, *arguments):
+        written = sum(path.stat().st_size for path in Path(out).glob(".r.html.*"))
+        taken.append((resident(), written))
+        return call(self, *arguments)
+
+    Lens.__call__ = watched
+    explain_pictures(
+        [folder], weights, methods=methods, out=f"{out}/r.html", npz=f"{out}/n", json=f"{out}/j"
+    )
+    print(json.dumps(taken))
+
+
+def assert_flat(tmp_path: Path, count: int, methods: str, gain: int) -> None:
+    """Less than ``gain`` bytes more for the last quarter of pictures; the report grows on disk."""
+    weights = write_weights(tmp_path / "model.safetensors", image_size=48)
+    pictures = write_pictures(tmp_path / "pictures", 10, size=48)
+    files = sorted(pictures.iterdir())
+    for number in range(10, count):
+        (pictures / f"{number:04}.png").hardlink_to(files[number % 10])
+    names = [str(path) for path in (weights, pictures, tmp_path)]
+    code = f"from tests.report.test_memory import measure; measure(*{[*names, methods]!r})"
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    taken = json.loads(output.stdout)
+    assert len(taken) == count
+    memory, written = zip(*taken, strict=True)
+    quarter = count // 4
+    # The highest of a stretch: single readings depend on when freed memory is given back.
+    assert max(memory[-quarter:]) - max(memory[quarter : 3 * quarter]) < gain
+    size = (tmp_path / "r.html").stat().st_size
+    assert size > 15_000 * count
+    assert written[count // 2] > 0.4 * size
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux's /proc"
+)
+
+
+@needs_proc
+def test_memory_is_flat(tmp_path):
+    assert_flat(tmp_path, 60, "inherent,ixg,rollout", gain=250_000)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_memory_is_flat_over_a_thousand_pictures(tmp_path):
+    # A report of 20 MB kept in memory would gain 5 MB in the last quarter.
+    assert_flat(tmp_path, 1000, "inherent,ixg,rollout", gain=1_000_000)

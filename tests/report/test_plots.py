@@ -1,0 +1,55 @@
+"""Charts as SVG that fits into a page."""
+
+import re
+
+from bcosvit.evaluate import Estimate
+from bcosvit.report.plots import bars, curves, legend
+from tests.report.support import Page
+
+
+def estimate(mean: float) -> Estimate:
+    return Estimate(mean=mean, low=mean - 0.1, high=mean + 0.1, count=5)
+
+
+MEANS = {"inherent": estimate(0.6), "random": estimate(0.25), "Rollout(start=<1>)": estimate(0.3)}
+
+
+def charts() -> list[str]:
+    lines = {method: [value, estimate(0.1)] for method, value in MEANS.items()}
+    return [
+        bars("one", "share", MEANS, chance=0.25),
+        bars("two", "area", MEANS),
+        curves("three", ("% removed", "confidence"), [0, 25], lines),
+        legend(list(MEANS)),
+    ]
+
+
+def test_several_charts_live_in_one_page(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("<div>" + "".join(charts()) + "</div>", "utf-8")
+    page = Page(path)
+    assert page.tags.count("svg") == 3
+    assert not re.search(r"https?:|xmlns|<\?xml|<!DOCTYPE", page.source)
+    for link in re.findall(r'(?:url\(|href=")#([\w-]+)', page.source):
+        assert link in page.ids
+
+
+def test_charts_are_read_out_and_follow_the_page():
+    first = charts()[0]
+    assert 'role="img"' in first
+    assert "Inherent contributions 0.600" in first
+    assert "Rollout(start=&lt;1&gt;) 0.300" in first
+    assert "currentColor" in first
+    assert "#010203" not in first
+    # Text stays text.
+    assert re.search(r"<text[^>]*>Random map</text>", first)
+
+
+def test_charts_are_drawn_alike_every_time():
+    assert charts() == charts()
+
+
+def test_the_highest_comes_first():
+    order = re.findall(r"<text[^>]*>(Inherent contributions|Random map)</text>", charts()[0])
+    # Matplotlib counts upwards, so what is drawn last stands on top.
+    assert order == ["Random map", "Inherent contributions"]

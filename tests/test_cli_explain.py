@@ -1,0 +1,130 @@
+"""`bcosvit explain` and `bcosvit evaluate`, as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bcosvit.cli import app
+from bcosvit.data.scenes import Scenes
+from tests.report.support import Page, write_pictures, write_weights
+
+DATA = "scenes?size=32&train=8&val=24"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a user works: weights and three pictures."""
+    write_weights(tmp_path / "model.safetensors", classes=Scenes.classes)
+    write_pictures(tmp_path / "pictures", 3)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str):
+    """In this process: starting another one takes longer than most commands."""
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_explain_with_everything(folder):
+    result = run(
+        *("explain", "pictures", "--weights", "model.safetensors", "--classes", "lemon,sea star"),
+        *("--methods", "inherent,rollout", "--joint", "--out", "r/report.html", "--npz", "npz"),
+        *("--png", "png", "--json", "all.json", "--device", "cpu"),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "3 pictures explained: r/report.html\n"
+    Page(folder / "r/report.html").assert_self_contained()
+    assert len(list((folder / "npz").iterdir())) == 3
+    # Two classes with two methods, an overlay and the colours of W(x).
+    assert len(list((folder / "png").iterdir())) == 3 * 2 * 4
+    assert len(json.loads((folder / "all.json").read_text())["images"]) == 3
+
+
+def test_explain_by_default(folder):
+    result = run("explain", "pictures/0000.png", "--weights", "model.safetensors")
+    assert result.stdout == "1 picture explained: report.html\n"
+    assert (folder / "report.html").exists()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.safetensors",
+        "pictures",
+        "report.html",
+    ]
+
+
+def test_evaluate_prints_a_table(folder):
+    result = run(
+        *("evaluate", "--weights", "model.safetensors", "--data", DATA, "--out", "results"),
+        *("--methods", "inherent,random", "--grids", "2", "--images", "3", "--limit", "20"),
+        *("--batch", "8", "--seed", "1", "--metrics", "all", "--split", "val"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "Top-1 accuracy" in result.stdout
+    assert "random" in result.stdout
+    assert "results/report.html" in result.stdout
+    Page(folder / "results/report.html").assert_self_contained()
+
+
+def test_evaluate_prints_json_alone(folder):
+    result = run(
+        *("evaluate", "--weights", "model.safetensors", "--data", DATA, "--out", "results"),
+        *("--metrics", "accuracy", "--json"),
+    )
+    assert json.loads(result.stdout)["accuracy"]["images"] == 24
+
+
+def bcosvit(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = Path(sys.executable).parent / "bcosvit"
+    return subprocess.run(
+        [command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+        **options,
+    )
+
+
+def test_the_report_names_its_command(folder):
+    options = ["--weights", "model.safetensors", "--classes", "sea star", "--out", "a b.html"]
+    result = bcosvit("explain", "pictures/0000.png", *options)
+    assert result.returncode == 0, result.stderr
+    command = (
+        "bcosvit explain pictures/0000.png --weights model.safetensors "
+        "--classes 'sea star' --out 'a b.html'"
+    )
+    assert command in Page(folder / "a b.html").text
+
+
+def test_a_mistake_is_one_sentence(folder):
+    (folder / "[bold].png").write_bytes(b"no picture")
+    result = bcosvit("explain", "[bold].png", "--weights", "model.safetensors")
+    assert result.returncode == 2
+    assert "Error: The file [bold].png is not a picture of a known format" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "pictures", "--weights", "missing.safetensors"], "no weights file"),
+        (["explain", "nowhere", "--weights", "model.safetensors"], "no file or folder nowhere"),
+        (
+            ["explain", "pictures", "--weights", "model.safetensors", "--classes", "lemmon"],
+            "did you mean 'lemon'",
+        ),
+        (
+            ["evaluate", "--weights", "model.safetensors", "--data", "nowhere", "--out", "o"],
+            "nowhere is missing",
+        ),
+    ],
+)
+def test_mistakes(folder, arguments, says):
+    result = run(*arguments)
+    assert isinstance(result.exception, ValueError)
+    assert says in str(result.exception)
