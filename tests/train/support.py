@@ -1,6 +1,7 @@
 """A run that takes seconds, and ways to break it."""
 
 import csv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ from safetensors.torch import load_file
 
 from bcosvit import ModelConfig
 from bcosvit.models.weights import read_metadata
-from bcosvit.train import Recipe
+from bcosvit.train import Machines, Recipe
+from bcosvit.train import train as train_anywhere
 from bcosvit.train.checkpoints import read
 from tests.conftest import small_config
 
 DATA = "scenes?size=32&train=25&val=11"
 """In batches of 8 one sample is left over for training, and three for validation."""
+
+train = partial(train_anywhere, machines=Machines(accelerator="cpu"))
+"""Where the last bit counts, GPUs stay out."""
 
 
 def model_config(**options: object) -> ModelConfig:

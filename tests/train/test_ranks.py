@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bcosvit.train import Machines, train
+from bcosvit.train import Machines
 from bcosvit.train.checkpoints import read
-from tests.train.support import DATA, model_config, recipe, rows
+from tests.train.support import DATA, model_config, recipe, rows, train
 
 # Started again by Lightning for the second process, so it must be a file of its own.
 SCRIPT = """

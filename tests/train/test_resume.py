@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bcosvit.train import Stopped, checkpoints, train
+from bcosvit.train import Stopped, checkpoints
 from bcosvit.train.best import BestModel
 from bcosvit.train.checkpoints import CheckedIO
 from bcosvit.train.history import History
 from bcosvit.train.task import Task
-from tests.train.support import DATA, assert_same_run, model_config, recipe
+from tests.train.support import DATA, assert_same_run, model_config, recipe, train
 
 STEPS = 12
 
@@ -47,9 +47,8 @@ def cut_power(monkeypatch, owner: type, method: str, after: int) -> None:
 
 KILLED = """
 import os, signal, sys
-from bcosvit.train import train
 from bcosvit.train.task import Task
-from tests.train.support import DATA, model_config, recipe
+from tests.train.support import DATA, model_config, recipe, train
 
 step, original, calls = int(sys.argv[2]), Task.training_step, 0
 

@@ -22,9 +22,9 @@ from bcosvit import create_model, load, save
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
 from bcosvit.models.weights import read_metadata
-from bcosvit.train import QUICK_MODEL, Machines, Recipe, train
+from bcosvit.train import QUICK_MODEL, Machines, Recipe
 from tests.conftest import randomise, small_config, tiny_config
-from tests.train.support import DATA, model_config, recipe, rows
+from tests.train.support import DATA, model_config, recipe, rows, train
 
 POSITION = DATA.replace("scenes", "scenes:position")
 """Four classes instead of eight."""
@@ -270,21 +270,22 @@ def test_the_quick_recipe_learns_and_its_explanations_lie_on_the_object(tmp_path
     assert inside / area >= 3
 
 
-def settings(ways: Recipe) -> list[str]:
+def options(ways: Recipe) -> list[str]:
     model = {"width": 12, "heads": 3, "depth": 1, "image_size": 24}
     values = {f"model.{key}": value for key, value in model.items()}
     values |= {key: getattr(ways, key) for key in ("epochs", "batch_size", "picture_every")}
-    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    parts = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    return [*parts, "--accelerator", "cpu"]
 
 
 def test_the_command_trains_and_resumes(tmp_path):
     out = str(tmp_path / "run")
     ways = recipe(epochs=2)
-    result = CliRunner().invoke(app, ["train", DATA, "--out", out, "--seed", "3", *settings(ways)])
+    result = CliRunner().invoke(app, ["train", DATA, "--out", out, "--seed", "3", *options(ways)])
     assert result.exit_code == 0, result.output
     assert "epoch 2/2" in result.output and "Best validation accuracy" in result.output
     assert yaml.safe_load(Path(out, "run.yaml").read_text())["recipe"]["seed"] == 3
-    again = CliRunner().invoke(app, ["train", "--resume", "--out", out])
+    again = CliRunner().invoke(app, ["train", "--resume", "--out", out, "--accelerator", "cpu"])
     assert again.exit_code == 0, again.output
     assert "last.ckpt, step 8" in again.output
 
@@ -292,7 +293,7 @@ def test_the_command_trains_and_resumes(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_stops_the_command_cleanly_workers_included(tmp_path):
     out = tmp_path / "run"
-    ways = settings(recipe(epochs=2000))
+    ways = options(recipe(epochs=2000))
     command = [Path(sys.executable).with_name("bcosvit"), "train", DATA, "--out", out, *ways]
     process = subprocess.Popen(
         [*command, "--set", "workers=2"],
@@ -308,5 +309,7 @@ def test_ctrl_c_stops_the_command_cleanly_workers_included(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     said, complained = process.communicate(timeout=60)
     assert process.returncode == 130, complained
-    assert f"To go on: bcosvit train --resume --out {out}" in said.replace("\n", "")
+    assert f"To go on: bcosvit train --resume --out {out} --accelerator cpu" in said.replace(
+        "\n", ""
+    )
     assert complained.strip() == "Stopping after this step; again to stop at once, without saving."

@@ -10,14 +10,13 @@ from torch import nn
 from bcosvit import create_model, load
 from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import eval_transform
-from bcosvit.train import train
 from bcosvit.train.checkpoints import read
 from bcosvit.train.clipping import clip_adaptively
 from bcosvit.train.data import Batch
 from bcosvit.train.history import History
 from bcosvit.train.task import Task
 from tests.conftest import tiny_config
-from tests.train.support import DATA, model_config, recipe, rows
+from tests.train.support import DATA, model_config, recipe, rows, train
 
 TORCHS_OWN_WARNING = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"

@@ -14,7 +14,7 @@ from torch import Tensor
 from bcosvit.explain.attribution import Attribution
 from bcosvit.explain.target import Target, resolve_target
 from bcosvit.models.base import AnyModel, Classifier
-from bcosvit.nn.dynamic import frozen_view, unwrapped
+from bcosvit.nn.dynamic import M, frozen_view, unwrapped
 from bcosvit.nn.encoding import check_images
 
 
@@ -34,10 +34,7 @@ class Inherent:
                 f"create one of the names bcosvit.list_models() that begin with 'bcos'."
             )
         with torch.inference_mode(False), torch.enable_grad():
-            check_images(images)
-            dtype = torch.promote_types(images.dtype, torch.float32)
-            probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
-            view = frozen_view(model, probe=probe, with_parameter_grad=False).eval()
+            view, probe = probed_view(model, images)
             with torch.no_grad():
                 encoded = view.encoding.encode(images)
             logits = view.from_encoded(encoded.requires_grad_())
@@ -63,6 +60,14 @@ class Inherent:
             logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
             bias=model.logit.bias,
         )
+
+
+def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:
+    """A frozen view in evaluation mode and the probe on its constants, for these images."""
+    check_images(images)
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
+    return frozen_view(model, probe=probe, with_parameter_grad=False).eval(), probe
 
 
 def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:

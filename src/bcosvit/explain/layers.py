@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from bcosvit.explain.attribution import Attribution
+from bcosvit.explain.inherent import probed_view
 from bcosvit.explain.target import Target, resolve_target
 from bcosvit.explain.tokens import as_transformer
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.dynamic import frozen_view, unwrapped
-from bcosvit.nn.encoding import check_images
+from bcosvit.nn.dynamic import unwrapped
 
 
 def token_contributions(
@@ -84,13 +84,10 @@ def input_contributions(model: AnyModel, images: Tensor, block: int, token: int)
 
 def _frozen(model: AnyModel, images: Tensor, block: int) -> tuple[VisionTransformer, Tensor]:
     transformer = as_transformer(unwrapped(model), "The layer-wise view")
-    check_images(images)
     depth = transformer.config.depth
     if not 0 <= block <= depth:
         raise ValueError(f"block = {block} does not exist; allowed are 0 to {depth}.")
-    dtype = torch.promote_types(images.dtype, torch.float32)
-    probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
-    return frozen_view(transformer, probe=probe, with_parameter_grad=False).eval(), probe
+    return probed_view(transformer, images)
 
 
 def _gradients(of: Tensor, source: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
