@@ -24,7 +24,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py
 
 clean:
 	rm -rf $(VENV) build dist demo-out .mypy_cache .ruff_cache .pytest_cache

@@ -204,7 +204,7 @@ def _pair_poses(dice: Dice, dx: int, dy: int) -> tuple[Pose, Pose]:
     pair's middle roams over just such a patch, so that where an object falls in a grid of patches
     tells nothing either: a bag of patches stays at chance.
     """
-    apart, across = dice.between(0.45, 0.48) / 2, dice.between(-0.12, 0.12) / 2
+    apart, across = dice.between(0.46, 0.49) / 2, dice.between(-0.12, 0.12) / 2
     along_middle, across_middle = dice.between(5 / 12, 7 / 12), dice.between(0.25, 0.75)
     poses = []
     for sign in (1, -1):
@@ -213,5 +213,5 @@ def _pair_poses(dice: Dice, dx: int, dy: int) -> tuple[Pose, Pose]:
             x, y = along_middle + dx * along, across_middle + beside
         else:
             x, y = across_middle + beside, along_middle + dy * along
-        poses.append(Pose(x, y, dice.between(0.12, 0.13), dice.between(0, 1)))
+        poses.append(Pose(x, y, dice.between(0.13, 0.145), dice.between(0, 1)))
     return poses[0], poses[1]
