@@ -1,0 +1,1 @@
+"""Models as files that need no Python: logits and contributions in one graph."""

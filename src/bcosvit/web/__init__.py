@@ -1,0 +1,1 @@
+"""The web demo and its HTTP API."""
