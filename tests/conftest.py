@@ -1,7 +1,13 @@
 """Small models and pictures that every test can share."""
 
+import os
+
 import pytest
 import torch
+
+# Before anything imports triton: without a GPU its kernels run in Python, where tests call them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from bcosvit import DenseNetConfig, ModelConfig, StemConfig, create_model
 from bcosvit.models import Classifier

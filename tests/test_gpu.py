@@ -46,6 +46,8 @@ def test_mixed_precision(name, dtype):
     assert (cosine > 0.8).all(), cosine
 
 
+# What inductor imports warns of itself.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_training_step_equals_eager():
     model = create_model(small_config()).cuda()
     images = torch.rand(8, 3, 16, 16, device="cuda")

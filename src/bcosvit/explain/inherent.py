@@ -5,6 +5,8 @@ logit k with respect to x is row k of W, and the gradient with respect to the co
 the residual. Nothing is left over by construction; ``Attribution.completeness_error`` measures it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +35,7 @@ class Inherent:
                 f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
                 f"create one of the names bcosvit.list_models() that begin with 'bcos'."
             )
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), _full_float32():
             view, probe = probed_view(model, images)
             with torch.no_grad():
                 encoded = view.encoding.encode(images)
@@ -62,6 +64,22 @@ class Inherent:
         )
 
 
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """While it lasts, convolutions on a GPU use all of float32.
+
+    By default cuDNN rounds their inputs to 10 bits ("TF32"), forwards and backwards differently,
+    and contributions would miss the logit by a percent. The switch is the process's: another
+    thread's convolutions are meanwhile more exact, too.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:
     """A frozen view in evaluation mode and the probe on its constants, for these images."""
     check_images(images)
@@ -72,19 +90,17 @@ def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:
 
 def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K]."""
+
+    def rows(seed: Tensor) -> tuple[Tensor, ...]:
+        inputs = (encoded, probe)
+        found = torch.autograd.grad(logits, inputs, seed, retain_graph=True, allow_unused=True)
+        # A model without constants never touches the probe.
+        return tuple(grad for grad in found if grad is not None)
+
     for scale in (2.0**24, 2.0**12, 1.0) if _in_float16(encoded) else (1.0,):
-        weights: Tensor
-        share: Tensor | None
-        weights, share = torch.autograd.grad(
-            logits,
-            (encoded, probe),
-            scale * seed,
-            retain_graph=True,
-            is_grads_batched=seed.ndim == 3,
-            allow_unused=True,
-        )
-        # A model without constants never touches the probe: its residual is zero, not rounding.
-        residual = probe.new_zeros(seed.shape[:-1]) if share is None else share
+        weights, *share = (torch.vmap(rows) if seed.ndim == 3 else rows)(scale * seed)
+        # Zero, not rounding, where there are no constants.
+        residual = share[0] if share else probe.new_zeros(seed.shape[:-1])
         if weights.isfinite().all() and residual.isfinite().all():
             break
     return weights / scale, residual / scale

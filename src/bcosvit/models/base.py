@@ -1,10 +1,12 @@
 """What every model of the library is: an encoding, then logits with a known scale and bias."""
 
-from typing import Any, Generic, TypeVar
+import dataclasses
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from bcosvit.models.config import Config
+from bcosvit.models.config import FROM_FAMILY, Config
+from bcosvit.models.hub import HubMixin
 from bcosvit.nn.dynamic import DynamicModule
 from bcosvit.nn.encoding import Encoding
 from bcosvit.ops.common import wide
@@ -28,8 +30,11 @@ class LogitLayer(DynamicModule):
         return f"scale={self.scale:g}, bias={self.bias:g}"
 
 
-class Classifier(nn.Module, Generic[C]):
+class Classifier(HubMixin, nn.Module, Generic[C]):
     """Images [B, 3, H, W], RGB in [0, 1] -> logits [B, K]."""
+
+    head_name: ClassVar[str] = "head"
+    """The attribute that is the last layer with weights."""
 
     config: C
     encoding: Encoding
@@ -41,6 +46,27 @@ class Classifier(nn.Module, Generic[C]):
     def from_encoded(self, encoded: Tensor) -> Tensor:
         """Logits from what ``encoding`` returns: the function that explanations are about."""
         raise NotImplementedError
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """What the head averages: tokens [n, t, d] of a transformer, maps [n, c, h, w] else."""
+        raise NotImplementedError
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return getattr(self, self.head_name)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Puts a fresh head for ``num_classes`` classes in place of the old one."""
+        config = dataclasses.replace(self.config, num_classes=num_classes)
+        # A bias that came from the number of classes comes from the new one; a chosen one stays.
+        if dataclasses.replace(self.config, logit_bias=FROM_FAMILY) == self.config:
+            config = dataclasses.replace(config, logit_bias=FROM_FAMILY)
+        # A new model's head is right by construction: its layer, its scale and its start.
+        make: Any = type(self)
+        fresh: Classifier[C] = make(config)
+        head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
+        setattr(self, self.head_name, head)
+        self.logit, self.config = fresh.logit, config
 
 
 AnyModel = Classifier[Any]

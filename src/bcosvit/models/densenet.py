@@ -40,9 +40,41 @@ class DenseBlock(nn.ModuleDict):
             self[f"denselayer{i + 1}"] = DenseLayer(width + i * config.growth, config)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not _writes_in_place(x, self):
+            for layer in self.values():
+                x = torch.cat([x, layer(x)], dim=1)
+            return x
+        # Nothing is differentiated: every layer's output is written where the next ones read it.
+        first = self["denselayer1"]
+        assert isinstance(first, DenseLayer)
+        growth = first.conv2.out_channels
+        width = x.shape[1]
+        shape = (len(x), width + len(self) * growth, *x.shape[2:])
+        # A position's channels lie side by side, as the kernels read them.
+        layout = torch.channels_last
+        out = torch.empty(shape, dtype=_computed(x), device=x.device, memory_format=layout)
+        out[:, :width] = x
         for layer in self.values():
-            x = torch.cat([x, layer(x)], dim=1)
-        return x
+            out[:, width : width + growth] = layer(out[:, :width])
+            width += growth
+        return out
+
+
+def _writes_in_place(x: Tensor, block: nn.Module) -> bool:
+    """Whether nothing but the block's result is wanted: by autograd, or by a captured graph.
+
+    On a CPU oneDNN would copy the slices that layers read, as concatenating does.
+    """
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    asked = x.requires_grad or any(p.requires_grad for p in block.parameters())
+    return not (torch.is_grad_enabled() and asked)
+
+
+def _computed(x: Tensor) -> torch.dtype:
+    """The dtype that convolutions of ``x`` yield."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequential:
@@ -73,6 +105,8 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
 class DenseNet(Classifier[DenseNetConfig]):
     """A DenseNet with its classifier: what tokenisers are pretrained as."""
 
+    head_name = "classifier"
+
     def __init__(self, config: DenseNetConfig) -> None:
         super().__init__()
         width = config.width_at(len(config.blocks))
@@ -96,6 +130,9 @@ class DenseNet(Classifier[DenseNetConfig]):
             # B-cos models classify every position, then average (as the authors' do).
             logits = self.classifier(features).mean((2, 3))
         return self.logit(logits)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.features(self.encoding(images))
 
 
 def _conv(

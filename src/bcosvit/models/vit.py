@@ -15,7 +15,7 @@ from bcosvit.models.conventional import GeluMLP, init_transformer
 from bcosvit.models.tokeniser import Tokeniser, bcos_options
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
-from bcosvit.nn.linear import BcosLinear, Linear
+from bcosvit.nn.linear import BcosLinear, BcosMLP, Linear
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding, resize_embedding, resize_pairs
 
@@ -77,8 +77,13 @@ class VisionTransformer(Classifier[ModelConfig]):
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Logits from the tokens that enter the transformer."""
-        tokens = self.norm(self.blocks(self.position(tokens)))
-        return self.logit(self.head(tokens.mean(1)))
+        return self.logit(self.head(self._transformed(tokens).mean(1)))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self._transformed(self.tokens(images))
+
+    def _transformed(self, tokens: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.position(tokens)))
 
     def _check_size(self, encoded: Tensor) -> None:
         size = (encoded.shape[-2], encoded.shape[-1])
@@ -137,4 +142,4 @@ def _block(config: ModelConfig, tokens: int) -> Block:
         return Block(attention, GeluMLP(width, hidden))
     up = BcosLinear(width, hidden, **bcos_options(config, width))
     down = BcosLinear(hidden, width, **bcos_options(config, hidden))
-    return Block(attention, nn.Sequential(up, down))
+    return Block(attention, BcosMLP(up, down))

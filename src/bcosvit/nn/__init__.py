@@ -6,6 +6,7 @@ from bcosvit.nn.dynamic import DynamicModule, explaining, frozen_view
 from bcosvit.nn.encoding import BcosEncoding, Encoding, ImageNetEncoding
 from bcosvit.nn.linear import BcosLinear, Linear
 from bcosvit.nn.norm import BatchNormUncentred2d, LayerNorm
+from bcosvit.nn.prepared import prepared
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "PositionalEmbedding",
     "explaining",
     "frozen_view",
+    "prepared",
 ]

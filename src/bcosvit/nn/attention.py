@@ -47,12 +47,18 @@ class Attention(DynamicModule):
         self.project = project
 
     def forward(self, tokens: Tensor) -> Tensor:
-        normed = self.norm(tokens)
+        if self.kind == "shifted":
+            # A belongs to W(x): cutting its input off keeps no graph for it in a frozen view.
+            normed = self.norm.standardise(self.constant(tokens))
+        else:
+            normed = self.norm(tokens)
         query, key = self._query_key(normed)
         value = self.split(self.value(tokens if self.kind == "shifted" else normed))
         prior, kind = self.prior.logits, self.prior.kind
         if self.tape is None:
-            mixed = prior_attention(query, key, value, prior, kind=kind, frozen=self.frozen)
+            mixed = prior_attention(
+                query, key, value, prior, kind=kind, frozen=self.frozen, backend=self.backend
+            )
         else:
             matrix = self.constant(attention_matrix(query, key, prior, kind))
             self.tape.append(matrix)
@@ -60,7 +66,6 @@ class Attention(DynamicModule):
         return self.project(mixed.transpose(1, 2).flatten(2))
 
     def _query_key(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        # A belongs to W(x): cutting its input off keeps no graph for it in a frozen view.
         normed = self.constant(normed)
         return self.split(self.query(normed)), self.split(self.key(normed))
 

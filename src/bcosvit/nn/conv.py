@@ -6,15 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
-from bcosvit.nn.dynamic import DynamicModule
-from bcosvit.nn.linear import check_bcos
+from bcosvit.nn.linear import BcosLayer, check_bcos
 from bcosvit.ops import bcos_conv2d
-from bcosvit.ops.common import unit_rows
 
 IntOrPair = int | tuple[int, int]
 
 
-class BcosConv2d(DynamicModule):
+class BcosConv2d(BcosLayer):
     """``BcosLinear`` on patches: any kernel, stride, dilation, groups, zero padding (SPEC 1.3)."""
 
     def __init__(
@@ -57,7 +55,7 @@ class BcosConv2d(DynamicModule):
     def forward(self, x: Tensor) -> Tensor:
         return bcos_conv2d(
             x,
-            unit_rows(self.weight),
+            self.unit_weight(),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
@@ -67,6 +65,7 @@ class BcosConv2d(DynamicModule):
             scale=self.scale,
             eps=self.eps,
             frozen=self.frozen,
+            backend=self.backend,
         )
 
     def _load_from_state_dict(

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from bcosvit.ops.backend import Backend
 from bcosvit.ops.common import constant_if
 
 M = TypeVar("M", bound=nn.Module)
@@ -32,6 +33,9 @@ class DynamicModule(nn.Module):
 
     probe: Tensor | None = None
     """In a view that measures the residual: ones [batch], a factor on every constant."""
+
+    backend: Backend = "auto"
+    """Which implementation of its op a layer calls; a view may choose."""
 
     def constant(self, tensor: Tensor) -> Tensor:
         """``tensor`` as part of W(x): in a frozen view no gradient flows into it."""

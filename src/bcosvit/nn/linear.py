@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit.nn.dynamic import DynamicModule, twin_of
-from bcosvit.ops import bcos_linear
+from bcosvit.ops import bcos_linear, bcos_mlp
+from bcosvit.ops.bcos_linear import Transform
 from bcosvit.ops.common import unit_rows
 
 
@@ -19,7 +20,20 @@ def check_bcos(b: float, maxout: int) -> None:
         raise ValueError(f"maxout = {maxout!r} is not allowed: give an integer >= 1.")
 
 
-class BcosLinear(DynamicModule):
+class BcosLayer(DynamicModule):
+    """What has a weight with one row a unit, of which only the direction counts."""
+
+    weight: nn.Parameter
+
+    prepared: bool = False
+    """In a prepared view: ``weight`` has unit rows already."""
+
+    def unit_weight(self) -> Tensor:
+        """ŵ"""
+        return self.weight if self.prepared else unit_rows(self.weight)
+
+
+class BcosLinear(BcosLayer):
     """γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``maxout`` units an output (SPEC 1.1, 1.2)."""
 
     def __init__(
@@ -45,19 +59,38 @@ class BcosLinear(DynamicModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return bcos_linear(
-            x,
-            unit_rows(self.weight),
-            b=self.b,
-            m=self.maxout,
-            scale=self.scale,
-            eps=self.eps,
-            frozen=self.frozen,
+            x, self.unit_weight(), **self.transform, frozen=self.frozen, backend=self.backend
         )
+
+    @property
+    def transform(self) -> Transform:
+        """What the layer does with its weight, for the ops."""
+        return {"b": self.b, "m": self.maxout, "scale": self.scale, "eps": self.eps}
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_features}, {self.out_features}, b={self.b:g}, maxout={self.maxout}, "
             f"scale={self.scale:g}"
+        )
+
+
+class BcosMLP(nn.Sequential):
+    """Two B-cos transforms, nothing between them (the paper's Eq. 15)."""
+
+    def __init__(self, up: BcosLinear, down: BcosLinear) -> None:
+        super().__init__(up, down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, down = self
+        assert isinstance(up, BcosLinear) and isinstance(down, BcosLinear)
+        return bcos_mlp(
+            x,
+            up.unit_weight(),
+            down.unit_weight(),
+            up.transform,
+            down.transform,
+            frozen=up.frozen,
+            backend=up.backend,
         )
 
 

@@ -11,9 +11,13 @@ from bcosvit.ops.common import wide
 class LayerNorm(DynamicModule, nn.LayerNorm):
     """Frozen, the scale is constant, subtracting the mean stays linear, the bias is a constant."""
 
+    def standardise(self, x: Tensor) -> Tensor:
+        """The ordinary LayerNorm, for an ``x`` that no gradient is asked for in a frozen view."""
+        return nn.LayerNorm.forward(self, x)
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.frozen:
-            return super().forward(x)
+            return self.standardise(x)
         dims = tuple(range(-len(self.normalized_shape), 0))
         centred = wide(x) - wide(x).mean(dims, keepdim=True)
         variance = self.constant(centred).square().mean(dims, keepdim=True)

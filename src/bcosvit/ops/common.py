@@ -4,6 +4,8 @@
 explanation (SPEC 1.5): to read what a frozen view freezes, look for its callers.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,11 +31,40 @@ def unit_rows(weight: Tensor) -> Tensor:
 
 
 def maxout(units: Tensor, m: int, dim: int) -> Tensor:
-    """The largest of each ``m`` neighbouring units along ``dim``; the winner takes the gradient."""
+    """The largest of each ``m`` neighbouring units along ``dim``; the winner takes the gradient.
+
+    Of equal units the first wins.
+    """
     if m == 1:
         return units
-    # max(dim) rather than amax: with ties amax splits the gradient between units.
-    return units.unflatten(dim, (-1, m)).max(dim=dim + 1 if dim >= 0 else dim).values
+    axis = dim + 1 if dim >= 0 else dim
+    groups = units.unflatten(dim, (-1, m))
+    # A compiler needs no help, and captures max(dim) everywhere.
+    if m == 2 and not torch.compiler.is_compiling():
+        first, second = groups.unbind(axis)
+        return _Larger.apply(first, second)  # type: ignore[no-untyped-call]
+    # Not amax: with ties it splits the gradient between units.
+    return groups.max(axis).values
+
+
+class _Larger(torch.autograd.Function):
+    """``torch.maximum``, a twentieth of ``max(dim)``'s time on a CPU, but ties are the first's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(first: Tensor, second: Tensor) -> Tensor:
+        return torch.maximum(first, second)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        first, second = inputs
+        ctx.save_for_backward(second > first)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (second_won,) = ctx.saved_tensors
+        return grad.masked_fill(second_won, 0), grad.masked_fill(~second_won, 0)
 
 
 def cosine_scaled(linear: Tensor, norm: Tensor, b: float, scale: float, frozen: bool) -> Tensor:

@@ -43,15 +43,21 @@ def patch_norms(
 ) -> Tensor:
     """√(Σa² + ε) of every patch and group, in at least float32: [n, g, oh, ow]."""
     squares = wide(x).square().unflatten(1, (groups, -1)).sum(2)
+    return (box_sums(squares, kernel, stride, padding, dilation) + eps).sqrt()
+
+
+def box_sums(squares: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """The sum over each window: [n, g, h, w] -> [n, g, oh, ow]."""
+    if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0):
+        return squares
     squares = F.pad(squares, (padding[1], padding[1], padding[0], padding[0]))
     if dilation == (1, 1):
-        sums = F.avg_pool2d(squares, kernel, stride, divisor_override=1)
-    else:
-        # Shifted slices rather than a convolution with ones, which autocast would narrow.
-        height = (squares.shape[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
-        width = (squares.shape[3] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-        sums = squares.new_zeros(*squares.shape[:2], height, width)
-        for i, j in product(range(kernel[0]), range(kernel[1])):
-            shifted = squares[:, :, i * dilation[0] :: stride[0], j * dilation[1] :: stride[1]]
-            sums = sums + shifted[:, :, :height, :width]
-    return (sums + eps).sqrt()
+        return F.avg_pool2d(squares, kernel, stride, divisor_override=1)
+    # Shifted slices rather than a convolution with ones, which autocast would narrow.
+    height = (squares.shape[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    width = (squares.shape[3] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    sums = squares.new_zeros(*squares.shape[:2], height, width)
+    for i, j in product(range(kernel[0]), range(kernel[1])):
+        shifted = squares[:, :, i * dilation[0] :: stride[0], j * dilation[1] :: stride[1]]
+        sums = sums + shifted[:, :, :height, :width]
+    return sums

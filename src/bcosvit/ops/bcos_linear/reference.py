@@ -6,7 +6,8 @@ Shapes: x [..., d], weight [m·c, d], out [..., c].
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.ops.common import constant_if, cosine_scaled, maxout, wide
+from bcosvit.ops.bcos_scale.reference import bcos_scale
+from bcosvit.ops.common import constant_if, wide
 
 
 def bcos_linear(
@@ -24,8 +25,12 @@ def bcos_linear(
     ``weight`` has unit rows already (``unit_rows``), so MaxOut may come before the scaling.
     With ``frozen`` the gradient with respect to ``x`` is the dynamic matrix W(x).
     """
-    linear = maxout(F.linear(x, weight), m, dim=-1)
+    units = F.linear(x, weight)
+    return bcos_scale(units, row_norms(x, b, eps, frozen), b=b, m=m, scale=scale, frozen=frozen)
+
+
+def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
+    """√(Σx² + ε) [..., 1] in at least float32; B = 1 does not look at it."""
     if b == 1:
-        return scale * linear
-    norm = (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()
-    return cosine_scaled(wide(linear), norm, b, scale, frozen).to(linear.dtype)
+        return None
+    return (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()

@@ -1,0 +1,364 @@
+"""MaxOut and the cosine scaling in one pass over memory, forward and backward.
+
+Let u be the winning unit, n = ‖a‖ and y = γ·u·|u/n|^(B−1). The backward pass needs |u/n|^(B−1)
+alone, which y and n give back: |u| = (|y|·n^(B−1)/γ)^(1/B). So it keeps y, which the next layer
+keeps anyway, one byte a unit for the winner, and n; the units themselves are gone.
+
+    dy/du = B·γ·|u/n|^(B−1)      frozen: γ·|u/n|^(B−1)
+    dy/dn = (1−B)·y/n            frozen: 0
+
+Rows are independent and no atomics are used, so results are the same on every run.
+Letters: R rows, C outputs a row, M units an output.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bcosvit.ops.backend import launches_directly
+from bcosvit.ops.common import constant_if
+
+# Elements that one program holds; wider rows are walked through in pieces.
+_TILE = 4096
+_WIDEST = 1024
+
+
+def bcos_scale(
+    units: Tensor, norm: Tensor | None, *, b: float, m: int, scale: float, frozen: bool = False
+) -> Tensor:
+    return bcos_scale_and_squares(
+        units, norm, b=b, m=m, scale=scale, frozen=frozen, with_squares=False
+    )[0]
+
+
+def bcos_scale_and_squares(
+    units: Tensor,
+    norm: Tensor | None,
+    *,
+    b: float,
+    m: int,
+    scale: float,
+    frozen: bool,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor]:
+    """Also Σy² of each row [..., 1] where asked for: what the next B-cos transform divides by."""
+    rows = units.reshape(-1, units.shape[-1])
+    norms = flat_norms(norm, rows, b, frozen)
+    keep = torch.is_grad_enabled() and units.requires_grad
+    run = _Scale.apply if launches_directly(rows) else _forward
+    out, _, squares = run(rows, norms, m, b, scale, frozen, keep, with_squares)
+    lead = units.shape[:-1]
+    return out.view(*lead, -1), squares.view(*lead, 1) if with_squares else squares
+
+
+def flat_norms(norm: Tensor | None, rows: Tensor, b: float, frozen: bool) -> Tensor:
+    """[R] in float32; B = 1 does not look at it."""
+    if norm is None or b == 1:
+        return rows.new_ones(1, dtype=torch.float32)
+    return constant_if(frozen, norm).float().reshape(-1)
+
+
+def _launch_forward(
+    units: Tensor,
+    norm: Tensor,
+    m: int,
+    b: float,
+    scale: float,
+    frozen: bool,
+    keep: bool,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[R, M·C] -> y [R, C], the winners [R, C] where they are to be kept, and Σy² [R]."""
+    if units.stride(-1) != 1:
+        units = units.contiguous()
+    rows, outputs = units.shape[0], units.shape[1] // m
+    out = units.new_empty(rows, outputs)
+    winner = units.new_empty((rows, outputs) if keep and m > 1 else (0, outputs), dtype=torch.uint8)
+    squares = norm.new_empty(rows if with_squares else 0)
+    block_r, block_c = _blocks(rows, outputs)
+    # A sum over a row belongs to one program; otherwise pieces of rows are spread out.
+    across = 1 if with_squares else triton.cdiv(outputs, block_c)
+    _forward_kernel[(triton.cdiv(rows, block_r), across)](
+        units,
+        norm,
+        out,
+        winner,
+        squares,
+        rows,
+        outputs,
+        units.stride(0),
+        scale,
+        b - 1,
+        M=m,
+        LINEAR=b == 1,
+        SQUARE=b == 2,
+        KEEP=keep and m > 1,
+        WITH_SQUARES=with_squares,
+        BR=block_r,
+        BC=block_c,
+    )
+    return out, winner, squares
+
+
+_forward = torch.library.custom_op("bcosvit::bcos_scale", _launch_forward, mutates_args=())
+
+
+@_forward.register_fake
+def _(units, norm, m, b, scale, frozen, keep, with_squares):
+    rows, outputs = units.shape[0], units.shape[1] // m
+    return (
+        units.new_empty(rows, outputs),
+        units.new_empty(rows if keep and m > 1 else 0, outputs, dtype=torch.uint8),
+        norm.new_empty(rows if with_squares else 0),
+    )
+
+
+def _remember(ctx, inputs, output) -> None:
+    _, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, _, ctx.with_squares = inputs
+    out, winner, squares = output
+    ctx.mark_non_differentiable(*((winner,) if ctx.with_squares else (winner, squares)))
+    ctx.save_for_backward(out, winner, norm)
+
+
+def _differentiate(ctx, grad, _, d_squares):
+    out, winner, norm = ctx.saved_tensors
+    with_norm = ctx.needs_input_grad[1]
+    if not ctx.with_squares or ctx.frozen:
+        d_squares = None
+    d_units, d_norm = scale_backward(
+        grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
+    )
+    return d_units, d_norm if with_norm else None, None, None, None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+class _Scale(torch.autograd.Function):
+    """The same where nothing is traced."""
+
+    forward = staticmethod(_launch_forward)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(_differentiate)
+
+
+def scale_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """d units and d norm, see `_launch_backward`."""
+    return (_launch_backward if launches_directly(grad) else _backward)(grad, *rest)
+
+
+def _launch_backward(
+    grad: Tensor,
+    d_squares: Tensor | None,
+    out: Tensor,
+    winner: Tensor,
+    norm: Tensor,
+    m: int,
+    b: float,
+    scale: float,
+    frozen: bool,
+    with_norm: bool,
+) -> tuple[Tensor, Tensor]:
+    """d units [k·R, M·C] and d norm [k·R]; ``grad`` may stack k gradients of the same rows."""
+    grad = grad.contiguous()
+    rows, outputs = grad.shape
+    d_units = grad.new_empty(rows, outputs * m)
+    d_norm = norm.new_empty(rows if with_norm else 0)
+    block_r, block_c = _blocks(rows, outputs)
+    _backward_kernel[(triton.cdiv(rows, block_r),)](
+        grad,
+        norm if d_squares is None else d_squares.contiguous(),
+        out,
+        winner,
+        norm,
+        d_units,
+        d_norm,
+        rows,
+        out.shape[0],
+        outputs,
+        scale,
+        1.0 if frozen else b,
+        b,
+        M=m,
+        LINEAR=b == 1,
+        SQUARE=b == 2,
+        WITH_NORM=with_norm,
+        WITH_SQUARES=d_squares is not None,
+        BR=block_r,
+        BC=block_c,
+    )
+    return d_units, d_norm
+
+
+_backward = torch.library.custom_op(
+    "bcosvit::bcos_scale_backward", _launch_backward, mutates_args=()
+)
+
+
+@_backward.register_fake
+def _(grad, d_squares, out, winner, norm, m, b, scale, frozen, with_norm):
+    rows, outputs = grad.shape
+    return grad.new_empty(rows, outputs * m), norm.new_empty(rows if with_norm else 0)
+
+
+@_backward.register_vmap
+def _(info, in_dims, grad: Tensor, *rest):
+    # Several classes of one explanation: their gradients are stacked, the rest is shared.
+    assert in_dims[0] is not None and all(dim is None for dim in in_dims[1:])
+    stacked = grad.movedim(in_dims[0], 0)
+    d_units, d_norm = _backward(stacked.flatten(0, 1), *rest)
+    k = info.batch_size
+    return (d_units.unflatten(0, (k, -1)), d_norm.view(k, -1)), (0, 0)
+
+
+def _blocks(rows: int, outputs: int) -> tuple[int, int]:
+    # The widest power of two that divides a row wastes no lanes, unless it is a narrow one.
+    dividing = outputs & -outputs
+    block_c = min(dividing if dividing >= 128 else triton.next_power_of_2(outputs), _WIDEST)
+    return max(1, min(_TILE // block_c, triton.next_power_of_2(rows))), block_c
+
+
+@triton.jit
+def _power(x, power):
+    """x^power for x >= 0 and power > 0."""
+    return tl.where(x > 0, tl.exp2(power * tl.log2(tl.where(x > 0, x, 1.0))), 0.0)
+
+
+@triton.jit
+def _forward_kernel(
+    units,
+    norm,
+    out,
+    winner,
+    squares,
+    rows,
+    outputs,
+    row_stride,
+    scale,
+    power,
+    M: tl.constexpr,
+    LINEAR: tl.constexpr,
+    SQUARE: tl.constexpr,
+    KEEP: tl.constexpr,
+    WITH_SQUARES: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    n = tl.full((BR, 1), 1.0, tl.float32)
+    if not LINEAR:
+        n = tl.load(norm + r, mask=r < rows, other=1.0)[:, None]
+    total = tl.zeros((BR,), tl.float32)
+    for piece in range(tl.program_id(1), tl.cdiv(outputs, BC), tl.num_programs(1)):
+        c = piece * BC + tl.arange(0, BC)
+        mask = (r < rows)[:, None] & (c < outputs)[None, :]
+        if M == 2:
+            pair = piece * 2 * BC + tl.arange(0, 2 * BC)
+            pairs = tl.load(
+                units + r[:, None] * row_stride + pair[None, :],
+                mask=(r < rows)[:, None] & (pair < 2 * outputs)[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            first, second = tl.split(tl.reshape(pairs, (BR, BC, 2)))
+            best = tl.maximum(first, second)
+            index = (second > first).to(tl.uint8)
+        else:
+            start = units + r[:, None] * row_stride + c[None, :] * M
+            best = tl.load(start, mask=mask, other=0.0).to(tl.float32)
+            index = tl.zeros((BR, BC), tl.uint8)
+            for k in tl.static_range(1, M):
+                other = tl.load(start + k, mask=mask, other=0.0).to(tl.float32)
+                index = tl.where(other > best, k, index).to(tl.uint8)
+                best = tl.maximum(best, other)
+        if LINEAR:
+            y = scale * best
+        else:
+            # Rounding alone can push |cos| above 1.
+            cos = tl.minimum(tl.abs(best) / n, 1.0)
+            if not SQUARE:
+                cos = _power(cos, power)
+            y = scale * cos * best
+        at = r[:, None] * outputs + c[None, :]
+        narrow = y.to(out.dtype.element_ty)
+        tl.store(out + at, narrow, mask=mask)
+        if KEEP:
+            tl.store(winner + at, index, mask=mask)
+        if WITH_SQUARES:
+            # Of what the next layer will read, rounding included.
+            seen = narrow.to(tl.float32)
+            total += tl.sum(tl.where(mask, seen * seen, 0.0), 1)
+    if WITH_SQUARES:
+        tl.store(squares + r, total, mask=r < rows)
+
+
+@triton.jit
+def _backward_kernel(
+    grad,
+    d_squares,
+    out,
+    winner,
+    norm,
+    d_units,
+    d_norm,
+    rows,
+    shared_rows,
+    outputs,
+    scale,
+    slope,
+    b,
+    M: tl.constexpr,
+    LINEAR: tl.constexpr,
+    SQUARE: tl.constexpr,
+    WITH_NORM: tl.constexpr,
+    WITH_SQUARES: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    shared = r % shared_rows
+    n = tl.full((BR, 1), 1.0, tl.float32)
+    if not LINEAR:
+        n = tl.load(norm + shared, mask=r < rows, other=1.0)[:, None]
+    if WITH_SQUARES:
+        twice = 2 * tl.load(d_squares + r, mask=r < rows, other=0.0)[:, None]
+    total = tl.zeros((BR,), tl.float32)
+    for first in range(0, outputs, BC):
+        c = first + tl.arange(0, BC)
+        mask = (r < rows)[:, None] & (c < outputs)[None, :]
+        g = tl.load(grad + r[:, None] * outputs + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        at = shared[:, None] * outputs + c[None, :]
+        if WITH_SQUARES or not LINEAR:
+            y = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
+        if WITH_SQUARES:
+            g += twice * y
+        if LINEAR:
+            d = scale * g
+        else:
+            ratio = tl.abs(y) / (scale * n)  # |cos|^B
+            factor = tl.sqrt(ratio) if SQUARE else _power(ratio, (b - 1) / b)
+            d = slope * scale * factor * g
+            if WITH_NORM:
+                total += tl.sum(g * y, 1)
+        if M == 1:
+            own = r[:, None] * outputs + c[None, :]
+            tl.store(d_units + own, d.to(d_units.dtype.element_ty), mask=mask)
+        else:
+            won = tl.load(winner + at, mask=mask, other=0)
+            if M == 2:
+                pair = 2 * first + tl.arange(0, 2 * BC)
+                both = tl.join(tl.where(won == 0, d, 0.0), tl.where(won == 1, d, 0.0))
+                tl.store(
+                    d_units + r[:, None] * (2 * outputs) + pair[None, :],
+                    tl.reshape(both, (BR, 2 * BC)).to(d_units.dtype.element_ty),
+                    mask=(r < rows)[:, None] & (pair < 2 * outputs)[None, :],
+                )
+            else:
+                start = d_units + r[:, None] * (outputs * M) + c[None, :] * M
+                for k in tl.static_range(0, M):
+                    mine = tl.where(won == k, d, 0.0).to(d_units.dtype.element_ty)
+                    tl.store(start + k, mine, mask=mask)
+    if WITH_NORM:
+        tl.store(d_norm + r, (1 - b) * total / tl.reshape(n, (BR,)), mask=r < rows)

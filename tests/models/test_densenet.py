@@ -1,0 +1,46 @@
+"""Dense blocks: with and without concatenations."""
+
+import pytest
+import torch
+
+from bcosvit import create_model
+from bcosvit.models import densenet
+from bcosvit.nn import prepared
+from bcosvit.nn.dynamic import view
+from tests.conftest import randomise, tiny_config
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("flavour", ["v1", "v2"])
+def test_writing_in_place_changes_nothing(flavour, backend, monkeypatch):
+    """What a GPU does where nothing is differentiated, done on a CPU."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+    model = randomise(create_model(tiny_config(flavour=flavour))).eval()
+    images = torch.rand(2, 3, 32, 32)
+    calls = []
+
+    def in_place(x, block):
+        calls.append(block)
+        return True
+
+    with torch.no_grad():
+        expected = model(images)
+        monkeypatch.setattr(densenet, "_writes_in_place", in_place)
+        found = view(model, mark=lambda module: {"backend": backend})(images)
+    assert calls
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_prepared_view_predicts_the_same_and_stays_as_it_is():
+    model = randomise(create_model(tiny_config())).eval()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        before = model(images)
+        ready = prepared(model)
+        torch.testing.assert_close(ready(images), before)
+        model.head.weight.neg_()
+        torch.testing.assert_close(ready(images), before)
+        assert not torch.allclose(model(images), before)
+    assert not any(p.requires_grad for p in ready.parameters())
+    assert all(p.requires_grad for p in model.blocks.parameters())
