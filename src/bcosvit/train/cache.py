@@ -6,9 +6,9 @@ them (how, `store` says); training then calls `model.from_features` and goes at 
 own speed. What it costs is variety: a picture's augmentations repeat every k epochs.
 
 Disk: `bytes_needed`. Memory while building: one batch (its pictures, the backbone's activations,
-its features in float32 twice and in float16 twice), two more batches of pictures per worker, and
-a byte per view; while reading: the views asked for. All else is the operating system's page
-cache, which it takes back at will.
+its features in float32 twice and in float16 twice), on a GPU the features of the batch before,
+two more batches of pictures per worker, and a byte per view; while reading: the views asked for.
+All else is the operating system's page cache, which it takes back at will.
 """
 
 import copy
@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from bcosvit.data.splits import Split
 from bcosvit.models.config import ModelConfig, StemConfig
 from bcosvit.models.vit import VisionTransformer
+from bcosvit.nn import prepared
 from bcosvit.train.seeds import mix
 from bcosvit.train.store import Layout, Store, check_room, only_writer
 
@@ -139,24 +141,34 @@ class FeatureCache(Dataset[Sample]):
         with only_writer(folder):
             store = Store.at(folder, layout, made_of)
             done = store.done()
+            if done.all():
+                return cls(folder)
             batches = _Batches(done, batch_size)
             # A generator of its own: a loader without one draws from the global generator.
             loader = DataLoader(
                 pictures, batch_sampler=batches, num_workers=workers, generator=torch.Generator()
             )
             features_of = _Backbone(model, device)
-            finished = int(done.sum())
-            for batch, (inputs, labels) in zip(batches, loader, strict=True):
-                store.write(batch, labels.tolist(), features_of(inputs))
-                finished += len(batch)
-                if progress is not None:
-                    progress(finished, layout.records)
+            # A CPU has nothing better to do meanwhile, and is spared a second batch in memory.
+            ahead = features_of.device.type != "cpu"
+            with _Writer(store, int(done.sum()), progress, ahead=ahead) as writer:
+                for batch, (inputs, labels) in zip(batches, loader, strict=True):
+                    writer.write(batch, labels.tolist(), features_of(inputs))
         return cls(folder)
 
     @property
     def views(self) -> int:
         """Of each image."""
         return self._store.layout.views
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a view's features."""
+        return self._store.layout.shape
+
+    def stored(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Float16 features, scales and labels of records; ``index·views + view`` is a view's."""
+        return self._store.stored(start, stop)
 
     def __len__(self) -> int:
         return self._store.layout.images
@@ -199,11 +211,61 @@ class _Backbone:
     def __init__(self, model: VisionTransformer, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.encoding = copy.deepcopy(model.encoding).to(self.device)
-        self.backbone = copy.deepcopy(model.tokeniser.backbone).to(self.device).eval()
+        # Unit weights are made once, not per batch.
+        self.backbone = prepared(copy.deepcopy(model.tokeniser.backbone).to(self.device))
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             return self.backbone(self.encoding(images.to(self.device))).float()
+
+
+class _Writer:
+    """Writes batches in order and, with ``ahead``, each while the next one is computed."""
+
+    def __init__(
+        self,
+        store: Store,
+        finished: int,
+        progress: Callable[[int, int], None] | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        self.store, self.finished, self.progress = store, finished, progress
+        self.pool = ThreadPoolExecutor(1) if ahead else None
+        self.pending: tuple[Future[None], int] | None = None
+
+    def write(self, records: list[int], labels: list[int], features: Tensor) -> None:
+        if self.pool is None:
+            self.store.write(records, labels, features)
+            self._tell(len(records))
+        else:
+            self._wait()
+            writing = self.pool.submit(self.store.write, records, labels, features)
+            self.pending = writing, len(records)
+
+    def _wait(self) -> None:
+        """Until nothing is being written; what went wrong with it is raised here."""
+        if self.pending is None:
+            return
+        (writing, number), self.pending = self.pending, None
+        writing.result()
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        self.finished += number
+        if self.progress is not None:
+            self.progress(self.finished, self.store.layout.records)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait()
+        finally:
+            if self.pool is not None:
+                self.pool.shutdown()
 
 
 class _Batches:

@@ -11,9 +11,9 @@ from bcosvit.data.splits import Split
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed
-from bcosvit.train.data import Features
-from bcosvit.train.machines import Machines
+from bcosvit.train.data import Features, Samples
 from bcosvit.train.record import Plan
+from bcosvit.train.resident import Resident, keeps_on_device
 
 
 def check_cache(plan: Plan) -> None:
@@ -26,33 +26,50 @@ def check_cache(plan: Plan) -> None:
 
 
 def cached_features(
-    plan: Plan, model: AnyModel, splits: tuple[Split, Split], folder: Path, machines: Machines
-) -> tuple[Features, Features]:
-    """Training and validation features; the first process computes, others wait and then read."""
+    plan: Plan,
+    model: AnyModel,
+    splits: tuple[Split, Split],
+    folder: Path,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[Samples, Samples]:
+    """Training and validation features for a process that trains on ``device``.
+
+    The first process computes, others wait and then read. Each keeps all of them on its device, or
+    leaves all on disk; which of the two, ``say`` is told where it is not what one would hope for.
+    """
     assert isinstance(model, VisionTransformer)
     recipe = plan.recipe
     place = Path(recipe.cache_folder) if recipe.cache_folder else folder / "features"
-    on_gpu = machines.accelerator != "cpu" and torch.cuda.is_available()
     # Validation first: what is left of the bound is training's.
     left = int(recipe.cache_gigabytes * 1e9)
-    found = {}
-    for name, split, views in (
-        ("val", splits[1], 1),
-        ("train", splits[0], recipe.cache_views),
-    ):
+    on_gpu = device.type == "cuda"
+    wanted = (("val", splits[1], 1), ("train", splits[0], recipe.cache_views))
+    needed = sum(bytes_needed(model.config, len(split), views) for _, split, views in wanted)
+    # Before hours are spent on features that would then not fit.
+    resident = keeps_on_device(recipe.cache_on_device, needed, device, say)
+    found: dict[str, Samples] = {}
+    for name, split, views in wanted:
         with _progress(f"features for {name}") as progress:
-            found[name] = FeatureCache.build(
+            cache = FeatureCache.build(
                 model,
                 SplitViews(split=split, data=plan.fingerprint, seed=recipe.seed),
                 views=views,
                 folder=place / name,
                 max_bytes=left,
                 workers=recipe.workers,
+                # A GPU needs more to be busy.
+                batch_size=128 if on_gpu else 32,
                 device="cuda" if on_gpu else "cpu",
                 progress=progress,
             )
         left -= bytes_needed(model.config, len(split), views)
-    return Features(found["train"], recipe.seed), Features(found["val"], recipe.seed)
+        if resident:
+            with _progress(f"features for {name} to {device}") as progress:
+                found[name] = Resident(cache, recipe.seed, device, progress)
+        else:
+            found[name] = Features(cache, recipe.seed)
+    return found["train"], found["val"]
 
 
 @contextmanager

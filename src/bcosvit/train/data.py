@@ -48,6 +48,9 @@ class Batch(NamedTuple):
 class Samples(Protocol):
     """Where batches come from: pictures, or cached features."""
 
+    on_device: bool
+    """Whether batches are made where the model is, so that workers would be in the way."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, tickets: list[Ticket]) -> Batch: ...
@@ -55,6 +58,8 @@ class Samples(Protocol):
 
 class Pictures(Dataset[Batch]):
     """Samples of a split, each transformed by a random state of its own."""
+
+    on_device = False
 
     def __init__(self, split: Split, seed: int) -> None:
         self.split, self.seed = split, seed
@@ -76,6 +81,8 @@ class Pictures(Dataset[Batch]):
 
 class Features(Dataset[Batch]):
     """Samples of a feature cache, a view of each per epoch."""
+
+    on_device = False
 
     def __init__(self, cache: FeatureCache, seed: int) -> None:
         self.cache, self.seed = cache, seed
@@ -152,6 +159,7 @@ class Loader(DataLoader[Batch]):
     """Loads the batches of a ``GlobalBatches``, and can be stopped and resumed between any two."""
 
     def __init__(self, samples: Samples, batches: GlobalBatches, workers: int) -> None:
+        workers = 0 if samples.on_device else workers
         # A sampler that yields whole batches, and a dataset that answers with one.
         super().__init__(
             samples,  # type: ignore[arg-type]
@@ -159,7 +167,7 @@ class Loader(DataLoader[Batch]):
             sampler=batches,
             num_workers=workers,
             persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=torch.cuda.is_available() and not samples.on_device,
             worker_init_fn=_outlive_signals,
             # A loader without a generator draws from torch's global one.
             generator=torch.Generator(),

@@ -10,13 +10,15 @@ from torch import Tensor
 from bcosvit.models.base import Classifier
 from bcosvit.models.config import Config, DenseNetConfig, from_dict
 from bcosvit.models.densenet import DenseNet
+from bcosvit.models.pretrained import locate
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.models.weights import CONFIG_KEY, load_backbone, load_state, read_metadata
 
 
 def config_in(path: str | Path) -> Config | None:
     """The config of the model in a weights file of ours; ``None`` for other files."""
-    if Path(path).suffix != ".safetensors":
+    path = locate(path)
+    if path.suffix != ".safetensors":
         return None
     notes = read_metadata(path)
     return from_dict(json.loads(notes[CONFIG_KEY])) if CONFIG_KEY in notes else None
@@ -42,7 +44,7 @@ def initialise(model: Classifier[Any], path: str | Path) -> str:
             f"give weights of a DenseNet."
         )
     state: dict[str, Tensor] = {
-        k: t.float() if t.is_floating_point() else t for k, t in load_file(path).items()
+        k: t.float() if t.is_floating_point() else t for k, t in load_file(locate(path)).items()
     }
     assert found is not None
     if found.num_classes == model.config.num_classes:

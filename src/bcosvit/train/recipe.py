@@ -110,6 +110,9 @@ class Recipe:
     cache_folder: str | None = None
     """Where it lies: runs on the same backbone, pictures and seed may share one. ``None``: in the
     run's folder."""
+    cache_on_device: bool | None = None
+    """Whether cached features are kept in the memory of each training device, at the same result
+    without loading; ``None``: on a GPU where they take at most 60 % of what is free."""
     precision: Precision = "32"
     """``bf16``, ``fp16``: mixed precision."""
     channels_last: bool = False
@@ -156,6 +159,7 @@ class Recipe:
             "channels_last": (True, False),
             "compile": (True, False),
             "train_backbone": (True, False, None),
+            "cache_on_device": (True, False, None),
         }.items():
             if getattr(self, name) not in allowed:
                 _refuse(name, getattr(self, name), f"choose from {', '.join(map(str, allowed))}")

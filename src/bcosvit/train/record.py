@@ -25,6 +25,7 @@ FREE = frozenset(
         "picture_every",
         "cache_folder",
         "cache_gigabytes",
+        "cache_on_device",
     }
 )
 """Fields of a recipe that change nothing about the result, so that a resumed run may."""

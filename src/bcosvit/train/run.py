@@ -120,7 +120,7 @@ def train(
         elif _is_first():
             record.write(plan, folder, asdict(machines))
         samples: tuple[Samples, Samples] = (
-            cached_features(plan, network, splits, folder, machines)
+            cached_features(plan, network, splits, folder, trainer.strategy.root_device, _say)
             if recipe.cache_views
             else (Pictures(splits[0], recipe.seed), Pictures(splits[1], recipe.seed))
         )

@@ -120,12 +120,17 @@ class Store:
 
     def read(self, index: int, view: int) -> tuple[Tensor, int]:
         """A view's features in float32, and its label."""
-        if self._map is None:
-            shape = (self.layout.images, self.layout.views)
-            self._map = np.memmap(self.folder / FEATURES, self.layout.dtype, mode="r", shape=shape)
-        record = self._map[index, view]
+        record = self._records()[index * self.layout.views + view]
         features = torch.from_numpy(np.array(record["features"])).float()
         return features.mul_(float(record["scale"])), int(record["label"])
+
+    def stored(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A range of records as they are: features in float16, their scales, and labels."""
+        rows = self._records()[start:stop]
+        features, scales, labels = (
+            torch.from_numpy(np.array(rows[name])) for name in ("features", "scale", "label")
+        )
+        return features, scales, labels
 
     def write(self, records: Sequence[int], labels: Sequence[int], features: Tensor) -> None:
         """Keeps features [n, *shape] and marks them as done once the disk has them."""
@@ -144,6 +149,12 @@ class Store:
         rows["features"] = (features / scale).half().cpu().numpy()
         _put(self.folder / FEATURES, rows, records)
         _put(self.folder / DONE, np.ones(len(records), np.uint8), records)
+
+    def _records(self) -> np.memmap[Any, Any]:
+        if self._map is None:
+            shape = (self.layout.records,)
+            self._map = np.memmap(self.folder / FEATURES, self.layout.dtype, mode="r", shape=shape)
+        return self._map
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled memory map would be the whole file.
@@ -169,8 +180,8 @@ def check_room(folder: Path, layout: Layout, max_bytes: int) -> None:
         fit = max(0, max_bytes - META_BYTES) // layout.record_bytes
         raise ValueError(
             f"A feature cache of {layout.images} images × {layout.views} views needs "
-            f"{layout.bytes} bytes ({_size(layout.bytes)}), more than max_bytes = {max_bytes} "
-            f"({_size(max_bytes)}), into which {fit // layout.images} views of every image or "
+            f"{layout.bytes} bytes ({size(layout.bytes)}), more than max_bytes = {max_bytes} "
+            f"({size(max_bytes)}), into which {fit // layout.images} views of every image or "
             f"{fit // layout.views} images fit; set fewer views, or a larger max_bytes."
         )
     held = sum(path.stat().st_size for name in (FEATURES, DONE) if (path := folder / name).exists())
@@ -178,8 +189,8 @@ def check_room(folder: Path, layout: Layout, max_bytes: int) -> None:
     free = shutil.disk_usage(existing).free
     if layout.bytes - held > free:
         raise ValueError(
-            f"The feature cache needs {_size(layout.bytes - held)} more in {folder}, where the "
-            f"disk has {_size(free)} left; make room, set fewer views, or give another folder."
+            f"The feature cache needs {size(layout.bytes - held)} more in {folder}, where the "
+            f"disk has {size(free)} left; make room, set fewer views, or give another folder."
         )
 
 
@@ -195,12 +206,13 @@ def _meta(layout: Layout, made_of: Mapping[str, str]) -> dict[str, Any]:
 
 def _put(path: Path, rows: np.ndarray[Any, Any], records: Sequence[int]) -> None:
     """Writes rows at their records and waits until the disk has them."""
+    raw = rows.view(np.uint8).reshape(len(rows), rows.itemsize)
     # Unbuffered: a buffer that could not be written would be tried once more on closing.
     with path.open("r+b", buffering=0) as file:
         try:
-            for row, record in zip(rows, records, strict=True):
+            for row, record in zip(raw, records, strict=True):
                 file.seek(record * rows.itemsize)
-                left = memoryview(row.tobytes())
+                left = row.data
                 while left:
                     left = left[file.write(left) :]
             os.fsync(file.fileno())
@@ -211,6 +223,7 @@ def _put(path: Path, rows: np.ndarray[Any, Any], records: Sequence[int]) -> None
             raise OSError(errno.ENOSPC, message, str(path)) from error
 
 
-def _size(number: int) -> str:
+def size(number: int) -> str:
+    """Bytes for a reader: '1.5 GiB'."""
     power = min(4, int(math.log(max(number, 1), 1024)))
     return f"{number / 1024**power:.1f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
