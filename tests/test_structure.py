@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "web": {"ops", "nn", "models", "explain", "evaluate", "data", "report"},
     "paper": {"ops", "nn", "models", "explain", "evaluate", "data", "report", "train"},
 }
-MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor"}
 # Small modules without an opinion, open to all.
 COMMON = {"_torchvision", "files", "settings"}
 

@@ -4,8 +4,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from bcosvit.cli.bcosify import bcosify
+from bcosvit.cli.doctor import doctor
 from bcosvit.cli.evaluate import evaluate
 from bcosvit.cli.explain import explain
+from bcosvit.cli.export import export
 from bcosvit.cli.info import info
 from bcosvit.cli.train import train
 
@@ -16,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (explain, train, evaluate, info):
+for command in (explain, train, evaluate, export, bcosify, info, doctor):
     app.command()(command)
 
 

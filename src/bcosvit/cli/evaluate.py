@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bcosvit.cli.explain import WEIGHTS
+
 
 def evaluate(
-    weights: Annotated[str, typer.Option(help="A model's safetensors file.")],
+    weights: Annotated[str, typer.Option(help=WEIGHTS)],
     data: Annotated[
         str,
         typer.Option(

@@ -5,12 +5,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bcosvit.models.pretrained import DEFAULT
+
+WEIGHTS = "A shipped model's name, a safetensors file, https://...#sha256=..., or hf://OWNER/REPO."
+
 
 def explain(
     pictures: Annotated[
         list[str], typer.Argument(metavar="IMAGE|FOLDER", help="Picture files, or folders.")
     ],
-    weights: Annotated[str, typer.Option(help="A model's safetensors file.")],
+    weights: Annotated[str, typer.Option(help=WEIGHTS)] = DEFAULT,
     classes: Annotated[
         str | None,
         typer.Option(help="Classes to explain, by name or number: cat,dog.", show_default="top 1"),
@@ -38,7 +42,7 @@ def explain(
 
     Examples:
 
-    bcosvit explain photo.jpg --weights best.safetensors
+    bcosvit explain photo.jpg
 
     bcosvit explain photos/ --weights best.safetensors --classes cat,dog
     --methods all --joint --out cats.html --npz arrays/

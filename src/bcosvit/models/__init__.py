@@ -4,6 +4,7 @@ from bcosvit.models.base import Classifier
 from bcosvit.models.catalog import create_model, list_models, model_config
 from bcosvit.models.config import DenseNetConfig, ModelConfig, StemConfig
 from bcosvit.models.densenet import DenseNet
+from bcosvit.models.features import features
 from bcosvit.models.vit import VisionTransformer, resize_prior
 from bcosvit.models.weights import load, load_backbone, save
 
@@ -15,6 +16,7 @@ __all__ = [
     "StemConfig",
     "VisionTransformer",
     "create_model",
+    "features",
     "list_models",
     "load",
     "load_backbone",

@@ -1,7 +1,8 @@
-"""Weights on disk: safetensors that carry the model's config, and the authors' checkpoints.
+"""Weights in files: safetensors that carry the model's config, and the authors' checkpoints.
 
-Nothing is ever unpickled: safetensors hold tensors alone, and checkpoints of torch's own format
-are read with ``weights_only``.
+Where a file is named, it may also be one that is shipped, on the web or on the Hugging Face hub
+(``pretrained.locate``). Nothing is ever unpickled: safetensors hold tensors alone, and
+checkpoints of torch's own format are read with ``weights_only``.
 """
 
 import json
@@ -22,6 +23,7 @@ from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
 from bcosvit.models.config import from_dict, to_dict
 from bcosvit.models.densenet import DenseNet
+from bcosvit.models.pretrained import locate
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.dynamic import unwrapped
 
@@ -49,9 +51,13 @@ def save(
         save_file(state, temporary, metadata=notes)
 
 
-def load(path: str | Path) -> AnyModel:
-    """The model in a file that ``save`` wrote, in float32 and evaluation mode."""
-    path = _existing(path)
+def load(where: str | Path) -> AnyModel:
+    """The model in a file that ``save`` wrote, in float32 and evaluation mode.
+
+    ``where`` is a shipped model's name, a path, ``https://ADDRESS#sha256=SUM`` or
+    ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``.
+    """
+    path = locate(where)
     notes = read_metadata(path)
     if CONFIG_KEY not in notes:
         raise ValueError(
@@ -64,10 +70,11 @@ def load(path: str | Path) -> AnyModel:
     return model.eval()
 
 
-def read_metadata(path: str | Path) -> dict[str, str]:
+def read_metadata(where: str | Path) -> dict[str, str]:
     """What was written beside the weights: config, class names, recipe."""
+    path = locate(where)
     try:
-        with safe_open(_existing(path), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file ({error}).") from error
@@ -118,7 +125,7 @@ def load_backbone(model: VisionTransformer | DenseNet, path: str | Path) -> list
 
 def published_state(path: str | Path) -> dict[str, Tensor]:
     """A state dict of torch's or safetensors' format, stripped of wrappers around the model."""
-    path = _existing(path)
+    path = locate(path)
     if path.suffix == ".safetensors":
         state: Any = load_file(path)
     else:
@@ -137,10 +144,11 @@ def published_state(path: str | Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise ValueError(f"{path} is not a state dict: expected names and tensors.")
-    return {_our_name(key): tensor for key, tensor in state.items()}
+    return {our_name(key): tensor for key, tensor in state.items()}
 
 
-def _our_name(key: str) -> str:
+def our_name(key: str) -> str:
+    """What a published state dict's key is called here."""
     # v1 puts the network first in a Sequential; data-parallel and Lightning add prefixes too.
     key = re.sub(r"^(?:module\.|model\.|0\.)+", "", key)
     # Old torchvision files write denselayer1.norm.1 for denselayer1.norm1.
@@ -151,13 +159,6 @@ def _our_name(key: str) -> str:
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"There is no weights file {path}; check the path.")
-    return path
 
 
 def _some(items: list[str], most: int = 5) -> str:

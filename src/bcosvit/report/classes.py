@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bcosvit.models.card import CLASSES_KEY as CLASSES_KEY
 from bcosvit.models.weights import read_metadata
-
-CLASSES_KEY = "bcosvit.classes"
-"""Under which training writes the names into a weights file, a JSON list."""
 
 
 def class_names(weights: str | Path, count: int) -> tuple[str, ...] | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK = "#010203"
+INK = "#010203"
 _OTHERS = "#8a8a94"
 # Mid-tones, which stand out from white and from black.
 COLOURS = {
@@ -53,20 +53,20 @@ def bars(
 ) -> Html:
     """A bar a method with its interval, the highest first; ``chance`` is a dashed line."""
     ordered = sorted(means.items(), key=lambda item: item[1].mean)
-    with _style(name):
+    with style(name):
         figure, axes = _axes(0.8 + 0.33 * len(ordered))
         for place, (method, value) in enumerate(ordered):
             axes.barh(place, value.mean, 0.66, color=COLOURS.get(method, _OTHERS))
-            axes.plot([value.low, value.high], [place, place], color=_INK, linewidth=1.2)
+            axes.plot([value.low, value.high], [place, place], color=INK, linewidth=1.2)
         if chance is not None:
-            axes.axvline(chance, color=_INK, linestyle=(0, (3, 3)), linewidth=1)
+            axes.axvline(chance, color=INK, linestyle=(0, (3, 3)), linewidth=1)
         else:
-            axes.axvline(0, color=_INK, linewidth=0.8)
+            axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_yticks(range(len(ordered)), [title(method) for method, _ in ordered])
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(axis if chance is None else f"{axis} (dashed: chance, {chance:.2g})")
         figures = ", ".join(f"{title(m)} {value.mean:.3f}" for m, value in reversed(ordered))
-        return _svg(figure, name, f"Bar chart of {axis}: {figures}.")
+        return inlined_svg(figure, name, f"Bar chart of {axis}: {figures}.")
 
 
 def curves(
@@ -76,7 +76,7 @@ def curves(
     lines: Mapping[str, Sequence[Interval]],
 ) -> Html:
     """A line a method over ``positions``, with a band for its interval."""
-    with _style(name):
+    with style(name):
         figure, axes = _axes(3.6)
         for method, points in lines.items():
             colour = COLOURS.get(method, _OTHERS)
@@ -101,7 +101,9 @@ def curves(
         # Zero is always in view, so that charts side by side can be compared.
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         ends = ", ".join(f"{title(m)} {points[-1].mean:.3f}" for m, points in lines.items())
-        return _svg(figure, name, f"{axes_labels[1]} by {axes_labels[0]}, at the end: {ends}.")
+        return inlined_svg(
+            figure, name, f"{axes_labels[1]} by {axes_labels[0]}, at the end: {ends}."
+        )
 
 
 def legend(methods: Sequence[str]) -> Html:
@@ -122,7 +124,7 @@ def title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def _style(name: str) -> AbstractContextManager[None]:
+def style(name: str) -> AbstractContextManager[None]:
     import matplotlib
 
     return matplotlib.rc_context(
@@ -131,13 +133,13 @@ def _style(name: str) -> AbstractContextManager[None]:
             # Else a chart would have other names inside each time it is drawn.
             "svg.hashsalt": name,
             "font.size": 11,
-            "text.color": _INK,
-            "axes.edgecolor": _INK,
-            "axes.labelcolor": _INK,
+            "text.color": INK,
+            "axes.edgecolor": INK,
+            "axes.labelcolor": INK,
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "xtick.color": _INK,
-            "ytick.color": _INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
         }
     )
 
@@ -149,12 +151,12 @@ def _axes(height: float) -> "tuple[Figure, Axes]":
     figure = Figure(figsize=(5.2, height), layout="constrained")
     axes = figure.subplots()
     axes.patch.set_visible(False)
-    axes.grid(axis="x", color=_INK, alpha=0.12, linewidth=0.8)
+    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
 
 
-def _svg(figure: "Figure", name: str, alt: str) -> Html:
+def inlined_svg(figure: "Figure", name: str, alt: str) -> Html:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
@@ -163,5 +165,5 @@ def _svg(figure: "Figure", name: str, alt: str) -> Html:
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     # A page holds several charts, whose inner names must not meet.
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace(_INK, "currentColor")
+    svg = svg.replace(INK, "currentColor")
     return Html(svg.replace("<svg", f'<svg role="img" aria-label="{text(alt)}"', 1))

@@ -11,12 +11,11 @@ import torch
 from bcosvit.data.transforms import EvalTransform, eval_transform
 from bcosvit.explain import explainers
 from bcosvit.models.base import AnyModel
+from bcosvit.models.card import RUN_KEY as RUN_KEY
 from bcosvit.models.config import DenseNetConfig, to_dict
+from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import load, read_metadata
 from bcosvit.report.classes import class_names, numbered
-
-RUN_KEY = "bcosvit.run"
-"""Under which training writes into a weights file how it was trained, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +23,7 @@ class Subject:
     """A loaded model on its device."""
 
     weights: str
+    """As given: a path, a shipped model's name or an address."""
     model: AnyModel
     names: tuple[str, ...]
     """Of all classes; numbers where the weights file brings none."""
@@ -34,10 +34,12 @@ class Subject:
 
     @classmethod
     def load(cls, weights: str | Path, device: str = "auto") -> "Subject":
-        model = load(weights)
-        transform = _transform_for(model, read_metadata(weights))
+        # Once: what was downloaded is checked each time it is looked for.
+        path = locate(weights)
+        model = load(path)
+        transform = _transform_for(model, read_metadata(path))
         count = model.config.num_classes
-        names = class_names(weights, count)
+        names = class_names(path, count)
         return cls(
             weights=str(weights),
             model=model.to(choose_device(device)),

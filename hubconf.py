@@ -1,0 +1,34 @@
+"""torch.hub's door to the library.
+
+torch.hub.load("OWNER/bcosvit", "create_model", "bcos_vit_ti_38", num_classes=10)
+torch.hub.load("OWNER/bcosvit", "load")  # the shipped model, with its weights
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+dependencies = ["torch", "torchvision", "numpy", "safetensors"]
+
+# torch.hub imports this file from a checkout where nothing needs to be installed.
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+import bcosvit  # noqa: E402
+from bcosvit.models.pretrained import DEFAULT  # noqa: E402
+
+
+def create_model(name: str, **options: Any) -> Any:
+    """A freshly initialised model by its name (``bcosvit.list_models()``) with its options."""
+    return bcosvit.create_model(name, **options)
+
+
+def load(where: str = DEFAULT) -> Any:
+    """A model with weights: a shipped name, a path, https://...#sha256=..., or hf://OWNER/REPO."""
+    return bcosvit.load(where)
+
+
+def load_backbone(path: str, name: str = "bcos_vit_ti_38", **options: Any) -> Any:
+    """A model whose tokeniser starts from a published DenseNet's state dict."""
+    model = bcosvit.create_model(name, **options)
+    bcosvit.load_backbone(model, path)
+    return model
