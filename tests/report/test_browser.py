@@ -10,7 +10,7 @@ import pytest
 
 from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
 from bcosvit.report.explain import explain_pictures
-from tests.report.browser import Browser, browser
+from tests.browser import Browser, browser
 from tests.report.made import evaluation
 from tests.report.support import write_pictures, write_weights
 

@@ -10,6 +10,8 @@ from bcosvit.cli.evaluate import evaluate
 from bcosvit.cli.explain import explain
 from bcosvit.cli.export import export
 from bcosvit.cli.info import info
+from bcosvit.cli.reproduce import reproduce
+from bcosvit.cli.serve import serve
 from bcosvit.cli.train import train
 
 app = typer.Typer(
@@ -19,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (explain, train, evaluate, export, bcosify, info, doctor):
+for command in (explain, train, evaluate, reproduce, export, bcosify, serve, info, doctor):
     app.command()(command)
 
 

@@ -39,15 +39,20 @@ class Browser:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
+    def call_get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.address}/{path}", timeout=60) as answer:
+            return json.load(answer)["value"]
+
     def develop(self, command: str, **parameters: Any) -> Any:
         """A command of the developer tools' protocol."""
         return self.call("goog/cdp/execute", cmd=command, params=parameters)
 
-    def open(self, page: Path, width: int, *, dark: bool = False) -> None:
+    def open(self, page: Path | str, width: int, *, dark: bool = False) -> None:
+        """A file, or an address."""
         self.resize(width, 900)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.develop("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("url", url=page.as_uri())
+        self.call("url", url=page.as_uri() if isinstance(page, Path) else page)
 
     def resize(self, width: int, height: int) -> None:
         self.develop(
@@ -61,6 +66,58 @@ class Browser:
     def run(self, script: str) -> Any:
         """What ``script`` returns in the page."""
         return self.call("execute/sync", script=script, args=[])
+
+    def until(self, script: str, seconds: float = 30) -> Any:
+        """What ``script`` returns in the page, as soon as that is something."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            if time.monotonic() > end:
+                raise AssertionError(f"The page never came to: {script}")
+            time.sleep(0.05)
+        return found
+
+    def find(self, selector: str) -> str:
+        """The path of an element, to be followed by ``/click`` and the like."""
+        self.until(f"return document.querySelector({json.dumps(selector)}) !== null")
+        found = self.call("element", using="css selector", value=selector)
+        return f"element/{next(iter(found.values()))}"
+
+    def click(self, selector: str) -> None:
+        self.run(
+            f"document.querySelector({json.dumps(selector)})?.scrollIntoView({{block: 'center'}})"
+        )
+        self.call(f"{self.find(selector)}/click")
+
+    def type(self, selector: str, text: str) -> None:
+        """Keys for an element; the paths of files for one that takes files."""
+        self.call(f"{self.find(selector)}/value", text=text)
+
+    def press(self, key: str) -> None:
+        """A key for whatever has the focus; special ones by their code point in WebDriver."""
+        strokes = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self.act({"type": "key", "id": "keys", "actions": strokes})
+
+    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Draws with the mouse between two places of an element, as shares of its size."""
+        edge = self.run(
+            f"const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'});"
+            "const r = e.getBoundingClientRect(); return [r.x, r.y, r.width, r.height];"
+        )
+        places = [
+            {
+                "type": "pointerMove",
+                "x": round(edge[0] + x * edge[2]),
+                "y": round(edge[1] + y * edge[3]),
+            }
+            for x, y in (start, end)
+        ]
+        down, up = ({"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp"))
+        moves = [places[0], down, places[1], up]
+        self.act({"type": "pointer", "id": "mouse", "actions": moves})
+
+    def act(self, source: dict[str, Any]) -> None:
+        self.call("actions", actions=[source])
 
     def logged(self, kind: str) -> list[dict[str, Any]]:
         """Entries of a log since it was last read: "browser" is the console."""

@@ -1,0 +1,190 @@
+"""Fifty users of `bcosvit serve` at once for a minute: errors, mixed results, memory, latencies.
+
+    python benchmarks/serve.py --weights runs/scenes/best.safetensors
+    python benchmarks/serve.py                   # a small model with random weights
+
+Every user has a picture of their own and asks for explanations and regions of it, class after
+class. Every answer is compared with what the same picture gives without a server. Users and server
+share the machine, so latencies include the users' own work.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from bcosvit import ModelConfig, StemConfig, create_model, save
+from bcosvit.data.scenes import Scenes
+from bcosvit.report.subject import Subject
+from bcosvit.web.answers import Answers, Box
+
+
+@dataclass
+class Tally:
+    """What all users saw."""
+
+    seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class User:
+    """A picture, and what is true about it: for each class the sum, and that of the left half."""
+
+    path: Path
+    sums: list[float]
+    lefts: list[float]
+
+
+def small_model(folder: Path) -> Path:
+    backbone = StemConfig(widths=(16, 32))
+    config = ModelConfig(
+        width=64, heads=2, depth=2, image_size=48, num_classes=8, backbone=backbone
+    )
+    save(create_model(config), folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def users(answers: Answers, count: int, folder: Path) -> list[User]:
+    size = answers.subject.transform.image_size
+    left = Box(x=0, y=0, width=size // 2, height=size)
+    scenes, found = Scenes("val", size=max(2 * size, 64), length=count), []
+    for index in range(count):
+        path = folder / f"{index}.png"
+        scenes[index].image.save(path)
+        picture = answers.open(path)
+        labels = range(min(8, len(answers.subject.names)))
+        sums = [answers.sums(picture, label).contributions for label in labels]
+        lefts = [answers.region(picture, label, left).together for label in labels]
+        found.append(User(path, sums, lefts))
+    return found
+
+
+def same(got: Any, expected: Any) -> Any:
+    """Up to rounding, which differs between processes."""
+    return np.isclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def told_apart(people: list[User]) -> float:
+    """The share of pairs of users whose sums for a class the comparison would not confuse."""
+    sums = np.array([user.sums for user in people])
+    alike = same(sums[:, None], sums[None]).sum() - sums.size
+    return 1 - alike / (sums.size * (len(people) - 1))
+
+
+async def call(client: httpx.AsyncClient, name: str, data: list[Any]) -> dict[str, Any]:
+    """One request of the API, both of its steps."""
+    started = await client.post(f"/gradio_api/call/{name}", json={"data": data})
+    started.raise_for_status()
+    told = await client.get(f"/gradio_api/call/{name}/{started.json()['event_id']}")
+    *_, event, answer = (line for line in told.text.splitlines() if line)
+    if event != "event: complete":
+        raise RuntimeError(f"{event}, {answer}")
+    return json.loads(answer.removeprefix("data: "))[0]
+
+
+async def use(address: str, user: User, size: int, end: float, tally: Tally) -> None:
+    dice = random.Random(str(user.path))
+    async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+        sent = await client.post(
+            "/gradio_api/upload", files={"files": (user.path.name, user.path.read_bytes())}
+        )
+        photo = {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
+        while time.monotonic() < end:
+            label, start = dice.randrange(len(user.sums)), time.perf_counter()
+            try:
+                if dice.random() < 0.5:
+                    data = [photo, str(label), "", 0.75, False]
+                    got = (await call(client, "explain", data))["contributions"]
+                    expected = user.sums[label]
+                else:
+                    data = [photo, str(label), 0, 0, size // 2, size]
+                    got = (await call(client, "region", data))["together"]
+                    expected = user.lefts[label]
+            except (httpx.HTTPError, RuntimeError) as error:
+                tally.errors.append(repr(error))
+                continue
+            tally.seconds.append(time.perf_counter() - start)
+            if not same(got, expected):
+                tally.mixed.append(f"{user.path.name}, class {label}: {got} is not {expected}")
+
+
+def megabytes(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+async def watch(process: int, end: float, tally: Tally) -> None:
+    while time.monotonic() < end:
+        await asyncio.sleep(5)
+        tally.memory.append(megabytes(process))
+
+
+async def everybody(
+    address: str, process: int, people: list[User], size: int, seconds: float
+) -> Tally:
+    tally, end = Tally(), time.monotonic() + seconds
+    visits = [use(address, user, size, end, tally) for user in people]
+    await asyncio.gather(watch(process, end, tally), *visits)
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--weights")
+    parser.add_argument("--users", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        weights = given.weights or small_model(folder)
+        answers = Answers(subject=Subject.load(weights, "cpu"))
+        people = users(answers, given.users, folder)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "bcosvit", "serve", "--weights", str(weights)]
+        command += ["--port", str(port), "--device", "cpu"]
+        surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=surroundings
+        ) as server:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[0]
+            start = megabytes(server.pid)
+            size = answers.subject.transform.image_size
+            tally = asyncio.run(everybody(address, server.pid, people, size, given.seconds))
+            server.terminate()
+    print(f"pictures told apart by their sums: {told_apart(people):.2%} of all pairs")
+    told(tally, given.users, given.seconds, start)
+
+
+def told(tally: Tally, count: int, seconds: float, start: float) -> None:
+    print(f"{count} users, {seconds:g} s: {len(tally.seconds)} answers", end=" ")
+    print(f"({len(tally.seconds) / seconds:.1f} a second)")
+    print(f"errors        {len(tally.errors)}", *tally.errors[:3], sep="\n  ")
+    print(f"mixed results {len(tally.mixed)}", *tally.mixed[:3], sep="\n  ")
+    for share in (50, 90, 99, 100):
+        print(f"latency       {np.percentile(tally.seconds, share):6.2f} s at {share} %")
+    steps = " → ".join(f"{each:.0f}" for each in [start, *tally.memory])
+    print(f"memory (RSS)  {steps} MB, every 5 s from before the first request")
+    if tally.errors or tally.mixed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

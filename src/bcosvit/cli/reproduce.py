@@ -1,0 +1,138 @@
+"""`bcosvit reproduce`."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def reproduce(
+    figure: Annotated[
+        str,
+        typer.Argument(
+            help="positional, accuracy, localisation, perturbation, conventional, attention, "
+            "maxout, qualitative, normalisation, or all."
+        ),
+    ],
+    data: Annotated[
+        str, typer.Option(help="A folder with train/ and val/, or whatever `train` takes.")
+    ],
+    out: Annotated[str, typer.Option(help="A folder for the runs and the figures.")],
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Minutes: epochs are cut to fit. Without it the paper's schedule."),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="paper, small (for some thousand pictures), or a recipe of `train`.",
+            show_default="paper; small with --budget",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every transformer.")] = 1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A field of all recipes, e.g. precision=bf16; backbone.epochs=90 of the "
+            "backbones' alone; model.depth=6 of the transformers; densenet.growth=16.",
+        ),
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Some of ti,s,b.", show_default="the figure's")
+    ] = None,
+    taps: Annotated[
+        str | None, typer.Option(help="Some of 13,38,87.", show_default="the figure's")
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose learning rates first, on a split of the training set."),
+    ] = False,
+    flavour: Annotated[str, typer.Option(help="Of the B-cos backbone: v2 or v1.")] = "v2",
+    bcos_backbone: Annotated[
+        str | None, typer.Option(help="Weights of a B-cos DenseNet-121, instead of training one.")
+    ] = None,
+    conventional_backbone: Annotated[
+        str | None, typer.Option(help="Weights of a DenseNet-121, instead of training one.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Explanation methods, or all.", show_default="the paper's"),
+    ] = None,
+    grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
+    images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Measure on so many validation pictures.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures in one pass of a measurement.")] = 32,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Makes a figure of the paper from your pictures: trains, measures, draws.
+
+    What is missing is trained and measured; what is there is used. Stopped
+    or killed, the same command goes on. The folder --out gets runs/, and for
+    every figure plots, a table and report.html.
+
+    Examples:
+
+    bcosvit reproduce accuracy --data imagenet/ --out paper --set precision=bf16
+
+    bcosvit reproduce all --data photos/ --out paper --budget 120 --sizes ti,s
+    --taps 38,87
+    """
+    from pathlib import Path
+
+    from bcosvit.explain import EXPLAINERS
+    from bcosvit.settings import parse_settings
+
+    try:
+        from bcosvit.paper.reproduce import reproduce as run
+        from bcosvit.paper.study import Study
+        from bcosvit.train import Stopped
+    except ModuleNotFoundError as missing:
+        raise ValueError(
+            f"Training needs {missing.name}, which is not installed: pip install 'bcosvit[train]'."
+        ) from missing
+    backbones = {"bcos_densenet121": bcos_backbone, "densenet121": conventional_backbone}
+    study = Study(
+        data=data,
+        out=Path(out),
+        sizes=_words(sizes),
+        taps=_words(taps),
+        seeds=seeds,
+        recipe=recipe or ("paper" if budget is None else "small"),
+        settings=parse_settings(settings or []),
+        flavour=flavour,
+        given={name: file for name, file in backbones.items() if file is not None},
+        methods=tuple(EXPLAINERS) if methods == "all" else _words(methods),
+        grids=grids,
+        images=images,
+        limit=limit,
+        batch=batch,
+        device=device,
+    )
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, style="bold", highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        made = run(figure, study, minutes=budget, tune=tune, say=say)
+    except Stopped:
+        say("Stopped; all is saved. To go on, give the same command again.")
+        raise SystemExit(130) from None
+    table = Table("Figure", "Claim", "Paper", "Here")
+    for name, outcome in made.outcomes.items():
+        for line in outcome.headlines:
+            table.add_row(name, *(escape(part) for part in (line.claim, line.paper, line.ours)))
+    console.print(table)
+    if made.missing:
+        say(f"Missing: {'; '.join(f'{what} ({why})' for what, why in made.missing.items())}.")
+    console.print(str(made.page), highlight=False, soft_wrap=True, markup=False)
+
+
+def _words(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip())

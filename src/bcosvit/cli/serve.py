@@ -1,0 +1,67 @@
+"""`bcosvit serve`."""
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bcosvit.cli.explain import WEIGHTS
+from bcosvit.models.pretrained import DEFAULT
+
+
+def serve(
+    weights: Annotated[str, typer.Option(help=WEIGHTS)] = DEFAULT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the page is served.")] = 7860,
+    host: Annotated[
+        str, typer.Option(help="127.0.0.1 for this machine alone, 0.0.0.0 for its network.")
+    ] = "127.0.0.1",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    max_upload: Annotated[int, typer.Option(min=1, help="Megabytes of a file.")] = 20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 50_000_000,
+    max_pictures: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 16,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 100,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Requests that use the model at the same time.")
+    ] = 2,
+    keep: Annotated[int, typer.Option(min=1, help="Seconds that uploads are kept.")] = 3600,
+    root_path: Annotated[
+        str | None, typer.Option(help="The path or address that a proxy serves the page at.")
+    ] = None,
+) -> None:
+    """Serves a page and an HTTP API that explain pictures, until Ctrl-C.
+
+    Examples:
+
+    bcosvit serve
+
+    bcosvit serve --weights best.safetensors --host 0.0.0.0 --port 80
+    --max-upload 5 --concurrency 4 --device cuda
+    """
+    try:
+        from bcosvit.web.app import serving
+    except ModuleNotFoundError as missing:
+        raise ValueError(
+            f"Serving needs {missing.name}, which is not installed: pip install 'bcosvit[web]'."
+        ) from missing
+    from bcosvit.report.subject import Subject
+    from bcosvit.web.answers import Answers
+    from bcosvit.web.limits import Limits
+
+    limits = Limits(
+        megabytes=max_upload,
+        pixels=max_pixels,
+        pictures=max_pictures,
+        queue=queue,
+        concurrency=concurrency,
+        seconds=keep,
+    )
+    answers = Answers(subject=Subject.load(weights, device), limits=limits)
+    # Before anything is kept: whoever ends the process also ends what it keeps.
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with serving(answers, host=host, port=port, root_path=root_path) as address:
+        Console().print(f"{address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+        stop.wait()

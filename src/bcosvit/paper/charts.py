@@ -1,0 +1,165 @@
+"""The paper's two kinds of plot, in the style of our reports: as files, and inlined in a page."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bcosvit.evaluate import Estimate
+from bcosvit.report.html import Html
+from bcosvit.report.plots import COLOURS, INK, style, title
+from bcosvit.report.plots import inlined_svg as inlined
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
+"""Colours of bars that are not methods, in order."""
+
+_GREY = "#8a8a94"
+_MARKERS = {"Ti": "o", "S": "s", "B": "^"}
+_TAP_ALPHA = {"13": 0.35, "38": 0.65, "87": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chart:
+    """One plot, three times."""
+
+    name: str
+    caption: str
+    inline: Html
+    svg: bytes
+    png: bytes
+
+
+def grouped_bars(
+    name: str,
+    caption: str,
+    axis: str,
+    groups: Mapping[str, Mapping[str, Estimate]],
+    *,
+    logarithmic: bool = False,
+) -> Chart:
+    """A group of bars each, with intervals: by group, then by series."""
+    from matplotlib.figure import Figure
+
+    series = list(dict.fromkeys(key for bars in groups.values() for key in bars))
+    colours = dict(zip(series, SERIES, strict=False))
+    width = 0.8 / max(1, len(series))
+    with style(name):
+        figure = Figure(figsize=(max(4.5, 1.6 + 0.75 * len(groups)), 3.4), layout="constrained")
+        axes = figure.subplots()
+        for place, bars in enumerate(groups.values()):
+            for key, shown in bars.items():
+                at = place + (series.index(key) - (len(series) - 1) / 2) * width
+                axes.bar(at, shown.mean, 0.92 * width, color=colours.get(key, _GREY))
+                axes.plot([at, at], [shown.low, shown.high], color=INK, linewidth=1.2)
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylabel(axis)
+        if logarithmic:
+            axes.set_yscale("log")
+        _grid(axes)
+        _legend(figure, {key: colours.get(key, _GREY) for key in series})
+        said = "; ".join(
+            f"{group}: " + ", ".join(f"{key} {shown.mean:.3g}" for key, shown in bars.items())
+            for group, bars in groups.items()
+        )
+        return _chart(figure, name, caption, f"Bar chart of {axis}. {said}.")
+
+
+def method_markers(
+    name: str,
+    caption: str,
+    axis: str,
+    sides: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    chance: float | None = None,
+) -> Chart:
+    """A marker a model and a dashed mean a method: by side of the plot, method and model.
+
+    Models are called ``Ti-38``.
+    """
+    from matplotlib.figure import Figure
+
+    with style(name):
+        figure = Figure(figsize=(5.2 * len(sides), 3.8), layout="constrained")
+        both = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
+        for axes, (side, methods) in zip(both, sides.items(), strict=True):
+            means = {
+                method: sum(values.values()) / len(values) for method, values in methods.items()
+            }
+            order = sorted(means, key=lambda method: -means[method])
+            for place, method in enumerate(order):
+                _markers(axes, place, method, methods[method], means[method])
+            axes.set_xticks(range(len(order)), [_short(method) for method in order], rotation=30)
+            for label in axes.get_xticklabels():
+                label.set_horizontalalignment("right")
+            if chance is not None:
+                axes.axhline(chance, color=INK, linestyle=(0, (1, 3)), linewidth=1)
+            axes.set_title(side, fontsize=11)
+            _grid(axes)
+        both[0].set_ylabel(axis)
+        both[0].set_ylim(bottom=min(0, both[0].get_ylim()[0]))
+        models = [m for methods in sides.values() for values in methods.values() for m in values]
+        _shapes(figure, list(dict.fromkeys(models)))
+        said = "; ".join(
+            f"{side}: "
+            + ", ".join(f"{title(m)} {sum(v.values()) / len(v):.3f}" for m, v in methods.items())
+            for side, methods in sides.items()
+        )
+        return _chart(figure, name, caption, f"Markers of {axis} by method, means: {said}.")
+
+
+def _markers(
+    axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float
+) -> None:
+    colour = COLOURS.get(method, _GREY)
+    for number, (model, value) in enumerate(values.items()):
+        size, tap = model.split("-")
+        aside = (number - (len(values) - 1) / 2) * 0.6 / max(1, len(values))
+        axes.plot(place + aside, value, _MARKERS[size], color=colour, alpha=_TAP_ALPHA[tap], ms=6)
+    axes.plot([place - 0.4, place + 0.4], [mean, mean], "--", color=colour, linewidth=1.6)
+
+
+def _short(method: str) -> str:
+    return "Inherent" if method == "inherent" else title(method)
+
+
+def _shapes(figure: "Figure", models: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], linestyle="", marker=_MARKERS[size], color=_GREY, alpha=_TAP_ALPHA[tap])
+        for size, tap in (model.split("-") for model in models)
+    ]
+    figure.legend(handles, models, loc="outside lower center", ncols=9, frameon=False, fontsize=9)
+
+
+def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour) for colour in colours.values()]
+    figure.legend(handles, list(colours), loc="outside upper center", ncols=4, frameon=False)
+
+
+def _grid(axes: "Axes") -> None:
+    axes.patch.set_visible(False)
+    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _chart(figure: "Figure", name: str, caption: str, alt: str) -> Chart:
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
+    # Everything has its place now; finding it is most of the work.
+    figure.set_layout_engine("none")
+    figure.savefig(png, format="png", dpi=160, facecolor="white")
+    return Chart(
+        name=name,
+        caption=caption,
+        inline=inlined(figure, name, alt),
+        svg=svg.getvalue(),
+        png=png.getvalue(),
+    )

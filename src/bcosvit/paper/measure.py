@@ -1,0 +1,191 @@
+"""Measurements of finished runs, kept beside them: each is taken once, whatever figures ask for it.
+
+A result holds one number a picture or grid, not means alone, so that figures can resample them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bcosvit.data.transforms import eval_transform
+from bcosvit.evaluate import (
+    Accuracy,
+    Evaluation,
+    GridPointingGame,
+    PixelPerturbation,
+    area_between,
+    evaluate,
+    most_confident,
+    write_summary,
+)
+from bcosvit.evaluate.localisation import CELLS
+from bcosvit.models.vit import VisionTransformer
+from bcosvit.paper.norms import branch_ratios
+from bcosvit.paper.runs import Runs, read_json
+from bcosvit.paper.spec import RunSpec
+from bcosvit.report.evaluation_data import Pictures, open_pictures
+from bcosvit.report.subject import Subject
+
+NORM_PICTURES = 250
+"""On which the branches' norms are measured."""
+
+SHOWN_GRIDS, SHOWN_SINGLES = 4, 5
+"""How many pictures of either kind the qualitative figures draw."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """A finished run's model and the validation pictures as it sees them."""
+
+    subject: Subject
+    pictures: Pictures
+
+
+def load(runs: Runs, spec: RunSpec) -> Loaded:
+    """The final model, with the crop of its training."""
+    study, recipe = runs.study, runs.recipe(spec)
+    subject = Subject.load(runs.weights(spec), study.device)
+    size = subject.transform.image_size
+    crop = eval_transform(size, resize=round(size / recipe.eval_crop))
+    subject = dataclasses.replace(subject, transform=crop)
+    pictures = open_pictures(runs.source, "val", subject)
+    if study.limit is not None:
+        pictures.limit(study.limit, seed=0)
+    return Loaded(subject=subject, pictures=pictures)
+
+
+def settings_of(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
+    """All that a measurement depends on but the run itself."""
+    study = runs.study
+    settings: dict[str, Any] = {"metric": metric, "split": "val", "limit": study.limit}
+    if metric == "localisation":
+        settings |= {"grids": study.grids, "methods": study.methods_for(spec.family)}
+    if metric == "perturbation":
+        settings |= {"images": study.images, "methods": study.methods_for(spec.family)}
+    if metric == "norms":
+        settings |= {"pictures": NORM_PICTURES}
+    return settings
+
+
+def kept(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any] | None:
+    """A measurement that was taken before."""
+    found = read_json(_path(runs, spec, metric))
+    return None if found is None else found["result"]
+
+
+def measure(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
+    """Takes a measurement of a finished run and keeps it."""
+    runs.say(f"Measuring {metric} of {spec.label}")
+    began = time.monotonic()
+    loaded, settings = load(runs, spec), settings_of(runs, spec, metric)
+    result = (
+        _norms(runs, loaded)
+        if metric == "norms"
+        else _RESULTS[metric](_evaluation(runs, spec, loaded, metric))
+    )
+    path = _path(runs, spec, metric)
+    facts = {"run": path.parents[1].name, "seconds": time.monotonic() - began}
+    write_summary(path, {"settings": settings, **facts, "result": result})
+    return result
+
+
+def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:
+    text = json.dumps(settings_of(runs, spec, metric), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return runs.folder(spec) / "measured" / f"{metric}-{digest}.json"
+
+
+def _evaluation(runs: Runs, spec: RunSpec, loaded: Loaded, metric: str) -> Evaluation:
+    study = runs.study
+    return evaluate(
+        loaded.subject.model,
+        loaded.pictures,
+        study.methods_for(spec.family),
+        localisation=GridPointingGame(grids=study.grids) if metric == "localisation" else None,
+        perturbation=PixelPerturbation(images=study.images) if metric == "perturbation" else None,
+        batch_size=study.batch,
+        workers=runs.recipe(spec).workers,
+    )
+
+
+def _accuracy(found: Evaluation) -> dict[str, Any]:
+    places = [prediction.place for prediction in found.accuracy.predictions]
+    return {
+        "pictures": len(places),
+        "top1": dataclasses.asdict(found.accuracy.top1),
+        "top5": dataclasses.asdict(found.accuracy.top5),
+        # A digit a picture, in their order: what differences between models are resampled from.
+        "correct": "".join("1" if place == 0 else "0" for place in places),
+        "shown": _shown(found.accuracy),
+    }
+
+
+def _shown(found: Accuracy) -> dict[str, Any]:
+    """Which pictures the qualitative figures draw: by rule, so that none is hand-picked."""
+    surest: dict[int, int] = {}
+    for prediction in most_confident(found.predictions):
+        surest.setdefault(prediction.label, prediction.index)
+    classes = {prediction.label for prediction in found.predictions}
+    game = GridPointingGame(grids=SHOWN_GRIDS)
+    grids = game.plan(found.predictions) if len(classes) >= CELLS else []
+    return {
+        "singles": [surest[label] for label in sorted(surest)][:SHOWN_SINGLES],
+        "grids": [[shown.index for shown in grid] for grid in grids],
+    }
+
+
+def _localisation(found: Evaluation) -> dict[str, Any]:
+    assert found.localisation is not None
+    means = found.localisation.means
+    return {
+        "grids": len(found.localisation.grids),
+        "means": {method: dataclasses.asdict(mean) for method, mean in means.items()},
+        # Whole grids: the four cells of one share a picture.
+        "scores": {m: each.mean(1).tolist() for m, each in found.localisation.scores.items()},
+    }
+
+
+def _perturbation(found: Evaluation) -> dict[str, Any]:
+    assert found.perturbation is not None
+    part = found.perturbation
+    return {
+        "images": len(part.images),
+        "means": {method: dataclasses.asdict(mean) for method, mean in part.abc.items()},
+        "areas": {
+            method: area_between(each, part.metric.share).tolist()
+            for method, each in part.confidences.items()
+        },
+        "starts": {method: each[:, 0, 0].tolist() for method, each in part.confidences.items()},
+    }
+
+
+def _norms(runs: Runs, loaded: Loaded) -> dict[str, Any]:
+    model, study = loaded.subject.model, runs.study
+    assert isinstance(model, VisionTransformer)
+    loaded.pictures.limit(NORM_PICTURES, seed=0)
+    reference = next(model.parameters())
+    positions = range(len(loaded.pictures))
+    found = []
+    for first in positions[:: study.batch]:
+        images = [loaded.pictures[at][0] for at in positions[first : first + study.batch]]
+        found.append(branch_ratios(model, torch.stack(images).to(reference)).cpu())
+    ratios = torch.cat(found)
+    return {
+        "pictures": len(ratios),
+        "log_ratio": ratios.mean(1).tolist(),
+        "by_layer": ratios.mean(0).exp().tolist(),
+    }
+
+
+_RESULTS: Mapping[str, Any] = {
+    "accuracy": _accuracy,
+    "localisation": _localisation,
+    "perturbation": _perturbation,
+}

@@ -1,0 +1,92 @@
+"""Pixel perturbation by every method on the B-cos transformers."""
+
+from bcosvit.paper.charts import method_markers
+from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
+from bcosvit.paper.lab import Lab
+from bcosvit.paper.sampled import Sampled
+from bcosvit.paper.scores import (
+    Scores,
+    best_post_hoc,
+    means,
+    method_scores,
+    relative,
+    score_rows,
+    values,
+)
+from bcosvit.paper.spec import RunSpec, configurations, with_seeds
+from bcosvit.paper.study import Study
+from bcosvit.report.plots import title
+
+PAPER = 1.99
+
+
+def runs(study: Study) -> list[RunSpec]:
+    return with_seeds(study, *configurations(study, "bcos"))
+
+
+def make(lab: Lab) -> Outcome:
+    scores = method_scores(lab, configurations(lab.study, "bcos"), "perturbation")
+    return perturbation_outcome(scores)
+
+
+def perturbation_outcome(scores: Scores) -> Outcome:
+    """From every method's area between the curves on every model."""
+    inherent = scores.get("inherent", {})
+    below = [model for model, score in inherent.items() if score.value <= 0]
+    if not inherent or below:
+        # Nothing can be divided by it: the areas alone are shown.
+        why = f"not defined: the inherent area is not positive on {', '.join(below)}"
+        rows = score_rows("B-cos", scores, "ABC", {})
+        return Outcome(headlines=[_headline(why if below else "not measured")], rows=rows)
+    normalised = relative(scores, "inherent")
+    best = best_post_hoc(normalised)
+    ratio = advantage(normalised, best)
+    side = "B-cos ViTs" + (f", inherent ×{ratio.value:.2f} the best other" if ratio else "")
+    return Outcome(
+        headlines=[_headline(_words(ratio, best), ratio)],
+        rows=score_rows("B-cos", scores, "ABC", {"÷ inherent": normalised}),
+        charts=[
+            method_markers(
+                "perturbation",
+                "Area between the curves, divided by that of the inherent explanation of the same "
+                "model; dashed: the mean over models.",
+                "ABC ÷ inherent ABC",
+                {side: values(normalised)},
+            )
+        ],
+    )
+
+
+def advantage(normalised: Scores, best: str | None) -> Sampled | None:
+    """As in the paper: areas are normalised a model before they are averaged."""
+    mean = means(normalised)
+    if best is None or mean[best].value <= 0:
+        return None
+    return mean["inherent"] / mean[best]
+
+
+def _words(ratio: Sampled | None, best: str | None) -> str:
+    if best is None:
+        return "not measured"
+    if ratio is None:
+        return f"not defined: the best post-hoc method, {title(best)}, is not above zero"
+    return f"{number(ratio, 2)} ({title(best)})"
+
+
+def _headline(ours: str, ratio: Sampled | None = None) -> Headline:
+    return Headline(
+        claim="Inherent ÷ best post-hoc method, normalised areas, means over models",
+        paper=f"{PAPER} (Rollout)",
+        ours=ours,
+        value=ratio,
+    )
+
+
+FIGURE = PaperFigure(
+    name="perturbation",
+    title="Pixel perturbation by explanations of B-cos ViTs",
+    about="Up to a quarter of the pixels are zeroed, most important first and least important "
+    "first; the area between the two curves of confidence (ABC) says how much the order knows.",
+    runs=runs,
+    make=make,
+)

@@ -1,0 +1,79 @@
+"""How the four kinds of run are trained: B-cos and conventional transformers, and their backbones.
+
+``paper`` is the paper's own schedule. ``small`` is for data sets of some thousand pictures, where a
+hundred epochs of the paper's would be few steps: smaller batches and cosine decay, and everything
+but the loss equal for both families. Any recipe of ``bcosvit train`` may be named instead, and then
+serves all four.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bcosvit.paper.study import Study
+from bcosvit.train.recipe import RECIPES, TINY_EPS, Recipe, change
+
+KINDS = ("bcos_densenet121", "densenet121", "bcos_vit", "vit")
+
+OF_TRANSFORMERS = frozenset({"cache_views", "train_backbone"})
+"""Fields of recipes that mean nothing to a backbone on its own."""
+
+_SMALL = Recipe(
+    epochs=60,
+    batch_size=128,
+    learning_rate=1e-3,
+    schedule="cosine",
+    warmup_epochs=3,
+    final_lr=1e-5,
+    rand_augment=None,
+    # Writing one takes as long as an epoch of so few pictures.
+    checkpoint_epochs=10,
+    picture_every=0,
+)
+
+
+def _families(recipe: Recipe) -> dict[str, Recipe]:
+    """Both families by one recipe, each with its own loss (SPEC 6.1)."""
+    bcos = replace(recipe, loss="bce", adam_eps=TINY_EPS)
+    plain = replace(recipe, loss="ce", adam_eps=1e-8)
+    return {kind: bcos if kind.startswith("bcos") else plain for kind in KINDS}
+
+
+SCHEDULES: Mapping[str, Mapping[str, Recipe]] = {
+    "paper": {
+        # The paper took published backbones; these are trained by the longer public schedule.
+        **_families(RECIPES["paper-backbone"]),
+        "bcos_vit": RECIPES["paper-bcos"],
+        "vit": RECIPES["paper-conventional"],
+    },
+    "small": _families(_SMALL),
+    **{name: _families(recipe) for name, recipe in RECIPES.items()},
+}
+
+
+def recipes(study: Study) -> dict[str, Recipe]:
+    """The recipe of each kind, with the study's settings."""
+    if study.recipe not in SCHEDULES:
+        raise ValueError(
+            f"There is no schedule {study.recipe!r}; choose from {', '.join(SCHEDULES)}."
+        )
+    shared = {key: value for key, value in study.plain.items() if key not in OF_TRANSFORMERS}
+    backbones = {**shared, **study.part("backbone.")}
+    return {
+        kind: change(recipe, **(backbones if "densenet" in kind else study.plain))
+        for kind, recipe in SCHEDULES[study.recipe].items()
+    }
+
+
+def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
+    """The same schedule, run through in fewer epochs."""
+    if epochs == recipe.epochs:
+        return recipe
+    return replace(
+        recipe, epochs=epochs, warmup_epochs=recipe.warmup_epochs * epochs / recipe.epochs
+    )
+
+
+def with_rate(recipe: Recipe, rate: float) -> Recipe:
+    """The same schedule at another height."""
+    final = recipe.final_lr * rate / recipe.learning_rate
+    return replace(recipe, learning_rate=rate, final_lr=final)

@@ -1,0 +1,88 @@
+"""Learning rates are chosen within the training set, with the same effort for both families."""
+
+import json
+from dataclasses import replace
+
+from bcosvit.data.sources import open_source
+from bcosvit.paper.runs import Runs
+from bcosvit.paper.schedule import recipes
+from bcosvit.paper.spec import RunSpec, vit
+from bcosvit.paper.tune import RATES, held_out, representatives, tuned
+from tests.paper.support import small_study, write_squares
+
+SPECS = [
+    RunSpec(model="bcos_densenet121"),
+    RunSpec(model="densenet121"),
+    vit("bcos", "ti", "38"),
+    vit("bcos", "s", "38"),
+    vit("conventional", "ti", "38"),
+]
+
+
+def keys(split) -> set[str]:
+    return {split.key(position) for position in range(len(split))}
+
+
+def test_no_validation_picture_takes_part(tmp_path):
+    source = open_source(write_squares(tmp_path, train=10, val=4))
+    inner = held_out(source)
+    assert keys(inner.train) | keys(inner.val) == keys(source.train)
+    assert not keys(inner.train) & keys(inner.val)
+    assert not (keys(inner.train) | keys(inner.val)) & keys(source.val)
+    # A tenth of each class.
+    assert sorted(inner.val.labels()) == [0, 1, 2, 3, 4]
+
+
+def test_the_best_rate_is_taken_and_all_are_recorded(tmp_path, monkeypatch):
+    study = small_study("scenes?size=32&train=40&val=8", tmp_path, recipe="small", settings={})
+    source = open_source(study.data)
+    runs = Runs(
+        study=study,
+        source=source,
+        recipes=recipes(study),
+        fingerprint=source.fingerprint(),
+        say=lambda _: None,
+    )
+    best = {"bcos_densenet121": 4e-3, "densenet121": 1e-3, "bcos_vit": 2.5e-4, "vit": 1e-3}
+    tried: list[tuple[str, float, float | None]] = []
+
+    def trial(self, spec):
+        recipe = self.recipe(spec)
+        assert len(self.source.val) == 8
+        assert self.folder_name == "tuning"
+        backbone = self.backbone(spec)
+        below = None if backbone is None else self.recipe(backbone).learning_rate
+        tried.append((spec.kind, recipe.learning_rate, below))
+
+    def outcome(self, spec):
+        rate = self.recipe(spec).learning_rate
+        # All that do not do best do equally well.
+        return {"final_top1": 0.9 if rate == best[spec.kind] else 0.5}
+
+    monkeypatch.setattr(Runs, "train", trial)
+    monkeypatch.setattr(Runs, "done", outcome)
+    chosen, record = tuned(runs, SPECS)
+    assert {kind: recipe.learning_rate for kind, recipe in chosen.items()} == best
+    assert {kind: recipe.epochs for kind, recipe in chosen.items()} == dict.fromkeys(best, 60)
+    assert [(kind, rate) for kind, rate, _ in tried] == [(k, r) for k in best for r in RATES]
+    # Transformers are tried on the backbones that were.
+    assert {below for kind, _, below in tried if kind == "bcos_vit"} == {4e-3}
+    assert {below for kind, _, below in tried if kind == "vit"} == {1e-3}
+    assert json.loads((tmp_path / "tuning.json").read_text()) == record
+    assert {each["epochs"] for each in record.values()} == {12}
+    assert record["vit"]["top1_by_rate"] == {"0.00025": 0.5, "0.001": 0.9, "0.004": 0.5}
+    # Other figures of the folder keep to it.
+    tried.clear()
+    assert tuned(runs, SPECS[:1])[0] == chosen
+    assert tried == []
+    shorter = replace(runs, recipes={k: replace(r, epochs=30) for k, r in runs.recipes.items()})
+    tuned(shorter, SPECS[:1])
+    assert len(tried) == len(RATES)
+
+
+def test_the_first_run_of_each_kind_stands_for_it():
+    assert representatives(SPECS) == [SPECS[0], SPECS[1], SPECS[2], SPECS[4]]
+    # But for variants, where there is the model itself.
+    variant = vit("bcos", "ti", "38", position="none")
+    assert representatives([variant, SPECS[3], SPECS[2]]) == [SPECS[3]]
+    assert representatives([variant]) == [variant]

@@ -1,0 +1,136 @@
+"""A server to ask, as a user starts it, with a small model.
+
+It is a process of its own: so is a user's, and Gradio leaves event loops open, which would be
+errors here.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+
+from bcosvit.report.subject import Subject
+from bcosvit.web.answers import Answers
+from bcosvit.web.limits import Limits
+from tests.report.support import write_weights
+
+
+def small_answers(folder: Path, *, limits: Limits | None = None, **options) -> Answers:
+    """Answers of a small model for 16×16 pixels."""
+    weights = write_weights(folder / "model.safetensors", **options)
+    return Answers(subject=Subject.load(weights, "cpu"), limits=limits or Limits())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+OUTSIDE = """
+import os, sys
+
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        address = arguments[1] if event == "socket.connect" else arguments[0]
+        host = address[0] if isinstance(address, tuple) else address
+        if host not in ("127.0.0.1", "::1", "localhost", None):
+            with open(os.environ["BCOSVIT_OUTSIDE"], "a") as file:
+                print(event, address, file=file)
+
+sys.addaudithook(watch)
+"""
+"""What Python runs before anything else in the server: notes whatever is asked of other hosts."""
+
+
+@contextmanager
+def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
+    """The address of `bcosvit serve`; afterwards it has ended well, left nothing and asked nobody.
+
+    ``folder`` is for what it keeps.
+    """
+    files, hooks, outside = folder / "files", folder / "hooks", folder / "outside.txt"
+    for each in (files, hooks):
+        each.mkdir()
+    outside.touch()
+    (hooks / "sitecustomize.py").write_text(OUTSIDE)
+    command = [
+        *(sys.executable, "-m", "bcosvit", "serve", "--weights", str(weights), "--device", "cpu"),
+        *("--port", str(free_port()), *options),
+    ]
+    surroundings = {
+        "OMP_NUM_THREADS": "1",
+        "GRADIO_TEMP_DIR": str(files),
+        "PYTHONPATH": str(hooks),
+        "BCOSVIT_OUTSIDE": str(outside),
+    }
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **surroundings}
+    )
+    with process:
+        try:
+            line = process.stdout.readline()
+            assert line.endswith("(Ctrl-C ends it)\n"), line
+            yield line.split()[0]
+        finally:
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+    assert [str(path) for path in files.rglob("*") if path.is_file()] == []
+    assert outside.read_text() == ""
+
+
+class _Forward(BaseHTTPRequestHandler):
+    """Takes the proxy's path away and passes everything on, streams as they come."""
+
+    target = ""
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("content-length", 0))
+        headers = {"X-Forwarded-Host": self.headers["host"], "X-Forwarded-Proto": "http"}
+        kept = ("accept", "content-type", "cookie", "host", "range")
+        headers |= {name: self.headers[name] for name in kept if name in self.headers}
+        path = self.path.removeprefix("/explain/")
+        if path == self.path:
+            self.send_error(404)
+            return
+        with httpx.stream(
+            self.command,
+            self.target + path,
+            headers=headers | {"accept-encoding": "identity"},
+            content=self.rfile.read(length),
+            timeout=60,
+        ) as answer:
+            self.send_response(answer.status_code)
+            for name, value in answer.headers.items():
+                if name not in ("transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            self.end_headers()
+            for chunk in answer.iter_raw():
+                self.wfile.write(chunk)
+
+    do_POST = do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def proxied(address: str) -> Iterator[str]:
+    """The address of a proxy that shows a server below ``/explain/``."""
+    handler = type("Forward", (_Forward,), {"target": address})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy:
+        proxy.daemon_threads = True
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{proxy.server_port}/explain/"
+        finally:
+            proxy.shutdown()
+            thread.join()
