@@ -54,7 +54,7 @@ def test_shapes_and_target(model, images):
 @pytest.mark.parametrize("options", [{}, {"position": "emb"}, {"attention": "standard"}])
 def test_all_classes_equal_class_by_class(options, images):
     model = randomise(create_model(small_config(**options))).double().eval()
-    all_ = explain(model, images, "all", Inherent(classes_at_once=2))
+    all_ = explain(model, images, "all", Inherent(rows_at_once=2))
     for k in range(5):
         one = explain(model, images, k)
         torch.testing.assert_close(all_.weights[:, k], one.weights)

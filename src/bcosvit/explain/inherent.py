@@ -24,8 +24,9 @@ from bcosvit.nn.encoding import check_images
 class Inherent:
     """Contributions of every pixel to a class logit of a B-cos model (the paper's Eq. 7)."""
 
-    classes_at_once: int = 8
-    """Bounds memory with "all": rows of W(x) computed in one adjoint pass."""
+    rows_at_once: int = 8
+    """With "all": rows of W(x), over all images, computed in one adjoint pass. It bounds memory,
+    and more would gain nothing: a few keep a CPU busy, and a batch of images is a batch."""
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
         """``images`` explained as ``model`` predicts them in evaluation mode."""
@@ -44,9 +45,10 @@ class Inherent:
             seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
             if target == "all":
                 # Classes lead, so that each pass differentiates a few of them at once.
+                classes_at_once = max(1, self.rows_at_once // len(images))
                 parts = [
                     _adjoint(logits, chunk, encoded, probe)
-                    for chunk in seeds.transpose(0, 1).split(self.classes_at_once)
+                    for chunk in seeds.transpose(0, 1).split(classes_at_once)
                 ]
                 weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
                 residual = torch.cat([part[1] for part in parts]).transpose(0, 1)

@@ -71,8 +71,13 @@ def cosine_scaled(linear: Tensor, norm: Tensor, b: float, scale: float, frozen: 
     """γ · |cos|^(B−1) · (ŵ·a), the paper's Eq. (8), from ŵ·a and ‖a‖ (both wide)."""
     if b == 1:
         return scale * linear
+    if frozen or not torch.is_grad_enabled():
+        # The factor is a constant: one tensor, changed in place, and no graph.
+        factor = constant_if(True, linear).abs().div_(constant_if(True, norm)).clamp_(max=1)
+        factor = factor if b == 2 else factor.pow_(b - 1)
+        return factor.mul_(scale) * linear
     # Rounding alone can push |cos| above 1.
-    cos = (constant_if(frozen, linear).abs() / constant_if(frozen, norm)).clamp(max=1)
+    cos = (linear.abs() / norm).clamp(max=1)
     if b == 2:
         power = cos
     elif b > 2:

@@ -15,6 +15,7 @@ from bcosvit.models.card import RUN_KEY as RUN_KEY
 from bcosvit.models.config import DenseNetConfig, to_dict
 from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import load, read_metadata
+from bcosvit.nn import prepared
 from bcosvit.report.classes import class_names, numbered
 
 
@@ -42,7 +43,8 @@ class Subject:
         names = class_names(path, count)
         return cls(
             weights=str(weights),
-            model=model.to(choose_device(device)),
+            # Predicting and explaining many pictures: weights are normalised once.
+            model=prepared(model.to(choose_device(device))),
             names=names or numbered(count),
             named=names is not None,
             transform=transform,

@@ -1,0 +1,157 @@
+"""What being explainable costs on a CPU: ours beside timm's ViT and PyPI ``bcos``, in one run.
+
+    python benchmarks/cpu.py [--threads 2] [--rounds 5] [--json cpu.json]
+
+Random data, float32, 224² pictures. Everything of a comparison runs in alternating rounds, so that
+whatever else the machine does slows all of it; medians count, and only ratios are worth keeping.
+"Products alone" are the matrix products and convolutions of the same shapes, called one after the
+other with nothing around them: what oneDNN allows.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bcosvit import create_model, explain
+from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
+from bcosvit.models import VisionTransformer
+from bcosvit.nn import prepared
+
+Runners = dict[str, Callable[[], object]]
+
+
+def race(rounds: int, runners: Runners) -> dict[str, float]:
+    """Median seconds of each, in turns; the first turn warms up."""
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for turn in range(rounds + 1):
+        for name, run in runners.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: median(each) for name, each in times.items()}
+
+
+class Products(TorchDispatchMode):
+    """Notes every matrix product and convolution, to call them again with nothing around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], object]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.name() in ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"):
+            self.calls.append(partial(func, *args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def of(cls, run: Callable[[], object]) -> Callable[[], None]:
+        with torch.no_grad(), cls() as noted:
+            run()
+
+        @torch.no_grad()
+        def alone() -> None:
+            for call in noted.calls:
+                call()
+
+        return alone
+
+
+def transformer(rounds: int, batch: int) -> dict[str, float]:
+    """ViT-Ti, the transformer's part with features in, beside timm's ViT-Ti with pictures in."""
+    import timm
+
+    peer = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
+    pictures = torch.rand(batch, 3, 224, 224)
+    features = torch.rand(batch, 1024, 14, 14)
+    runners: Runners = {"timm": torch.no_grad()(lambda: peer(pictures))}
+    for maxout in (1, 2):
+        model = create_model("bcos_vit_ti_87", num_classes=10, maxout=maxout).eval()
+        assert isinstance(model, VisionTransformer)
+        ready = prepared(model)
+        name = f"MaxOut {maxout}"
+        runners[name] = torch.no_grad()(lambda ready=ready: ready.from_features(features))
+        runners[f"{name}, products alone"] = Products.of(runners[name])
+    return race(rounds, runners)
+
+
+def whole(rounds: int, batch: int) -> dict[str, float]:
+    """bcos_vit_ti_38: predicting, and explaining one class and ten."""
+    model = prepared(create_model("bcos_vit_ti_38", num_classes=10, maxout=1))
+    images = torch.rand(batch, 3, 224, 224)
+    return race(
+        rounds,
+        {
+            "predict": torch.no_grad()(lambda: model(images)),
+            "explain one class": lambda: explain(model, images, 3),
+            "explain ten classes": lambda: explain(model, images, "all"),
+        },
+    )
+
+
+def densenet(rounds: int, batch: int) -> dict[str, float]:
+    """DenseNet-121 v2 beside PyPI ``bcos``' with the same weights: predicting and explaining."""
+    from bcos.models.densenet import densenet121
+    from bcos.modules import norms
+
+    peer = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=10).eval()
+    model = create_model("bcos_densenet121", flavour="v2", num_classes=10).eval()
+    model = prepared(model)
+    images = torch.rand(batch, 3, 224, 224)
+    encoded = torch.cat([images, 1 - images], 1)
+
+    def theirs() -> None:
+        for picture in encoded:
+            peer.explain(picture[None].clone().requires_grad_(), idx=3)
+
+    return race(
+        rounds,
+        {
+            "ours, predict": torch.no_grad()(lambda: model(images)),
+            "bcos, predict": torch.no_grad()(lambda: peer(encoded)),
+            "ours, explain": lambda: explain(model, images, 3),
+            "bcos, explain": theirs,
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    vit = transformer(args.rounds, args.batch)
+    full = whole(args.rounds, args.batch)
+    dense = densenet(args.rounds, args.batch)
+    table: dict[str, Any] = {
+        "ViT-Ti MaxOut 1, inference ÷ timm": vit["MaxOut 1"] / vit["timm"],
+        "ViT-Ti MaxOut 2, inference ÷ timm": vit["MaxOut 2"] / vit["timm"],
+        "ViT-Ti MaxOut 1 ÷ its products alone": vit["MaxOut 1"] / vit["MaxOut 1, products alone"],
+        "ViT-Ti MaxOut 2 ÷ its products alone": vit["MaxOut 2"] / vit["MaxOut 2, products alone"],
+        "ViT-Ti-38, one class explained ÷ predicting": full["explain one class"] / full["predict"],
+        "ViT-Ti-38, ten classes ÷ one": full["explain ten classes"] / full["explain one class"],
+        "DenseNet-121 v2, predicting ÷ PyPI bcos": dense["ours, predict"] / dense["bcos, predict"],
+        "DenseNet-121 v2, explaining ÷ PyPI bcos": dense["ours, explain"] / dense["bcos, explain"],
+    }
+    print(f"torch {torch.__version__}, {args.threads} threads, batch {args.batch}")
+    for name, ratio in table.items():
+        print(f"{ratio:6.2f}  {name}")
+    if args.json:
+        seconds = {"transformer": vit, "whole": full, "densenet": dense}
+        args.json.write_text(json.dumps({"ratios": table, "seconds": seconds}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
