@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint demo clean
+.PHONY: test test-slow lint demo docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,5 +26,9 @@ test-slow: $(READY)
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py
 
+# Warnings are errors, and nothing is fetched; site/index.html opens from the disk.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist demo-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache

@@ -1,26 +1,164 @@
-"""Every Python block of the README and the docs runs, in order, file by file."""
+"""What the README and the docs show works: Python runs, commands and their options exist.
 
+A page's Python blocks run in order, in a folder that holds what the how-tos speak of: pictures in
+`photos/` (drawn ones) and the weights that a short training leaves in `runs/photos/`. Blocks that
+need a server are fenced as `py`; `tests/web` runs the example that they are taken from.
+"""
+
+import dataclasses
 import re
+import runpy
+import shlex
+import shutil
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
+import typer
+
+from bcosvit import DenseNetConfig, ModelConfig, list_models
+from bcosvit.cli import app
+from bcosvit.data.scenes import Scenes
+from bcosvit.settings import parse_settings
+from bcosvit.train import RECIPES, Recipe, train
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [
-    page
-    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
-    if BLOCK.search(page.read_text())
-]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OPERATOR = re.compile(r"[&|;<>]+")
+SIZE = 32
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_code_blocks_run(page, tmp_path, monkeypatch):
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in FENCE.findall(page.read_text()) if language in languages]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the how-tos assume it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    drawn = Scenes("train", size=SIZE, length=320)
+    for index in range(len(drawn)):
+        scene = drawn[index]
+        path = folder / "photos" / drawn.classes[scene.label] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scene.image.save(path)
+    drawn[0].image.save(folder / "photo.jpg")
+    settings = {"epochs": 6, "learning_rate": 6e-3, "picture_every": 0}
+    tiny = {"model.depth": 1, "model.image_size": SIZE}
+    train(folder / "photos", out=folder / "runs" / "photos", settings={**settings, **tiny})
+    return folder
+
+
+PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
+# Traces a whole model; `tests/export` has the same in small.
+SLOW = {"docs/howto/export.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (name(page) in SLOW))
+        for page in PYTHON_PAGES
+    ],
+)
+def test_python_runs(page, workplace, tmp_path, monkeypatch):
+    shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    for block in BLOCK.findall(page.read_text()):
+    # Dataclasses look their module up.
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), namespace)
 
 
-def test_the_readme_shows_code():
-    assert ROOT / "README.md" in PAGES
+def test_pages_show_python():
+    shown = {name(page) for page in PYTHON_PAGES}
+    assert {"README.md", "docs/quickstart.md", "docs/idea.md", "docs/howto/own-layer.md"} <= shown
+
+
+def commands(page: Path) -> list[tuple[str, ...]]:
+    """Every `bcosvit ...` of a page's shell blocks, as words."""
+    found = []
+    for block in blocks(page, "", "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.search(r"(^|\s)bcosvit\s+[a-z]", line):
+                lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+                lexer.whitespace_split = True
+                words = list(lexer)
+                start = words.index("bcosvit") + 1
+                ends = [at for at in range(start, len(words)) if OPERATOR.fullmatch(words[at])]
+                found.append(tuple(words[start : min(ends, default=None)]))
+    return found
+
+
+FIELDS = {
+    field.name
+    for config in (Recipe, ModelConfig, DenseNetConfig)
+    for field in dataclasses.fields(config)
+}
+COMMAND_PAGES = [page for page in PAGES if commands(page)]
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=name)
+def test_commands_exist(page):
+    known = typer.main.get_command(app).commands
+    for words in commands(page):
+        assert words[0] in known, words
+        # Parses as the command line does, and raises where it would; nothing is run.
+        given = known[words[0]].make_context(words[0], list(words[1:])).params
+        # Names that the command would look up only when it runs.
+        recipes = (None, *RECIPES, *(["paper"] if words[0] == "reproduce" else []))
+        assert given.get("recipe") in recipes, words
+        assert given.get("model") in (None, *list_models()), words
+        for key in parse_settings(given.get("settings") or []):
+            assert key.rpartition(".")[2] in FIELDS, words
+
+
+def test_every_command_is_shown():
+    shown = {words[0] for page in COMMAND_PAGES for words in commands(page)}
+    assert set(typer.main.get_command(app).commands) == shown
+
+
+def test_extras_and_targets_exist():
+    text = "\n".join(page.read_text() for page in PAGES)
+    shown = re.findall(r"pip install '(?:\.|bcosvit)\[([\w,]+)\]'", text)
+    _, _, after = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")
+    extras = re.findall(r"^(\w+) = \[", after.partition("\n[")[0], re.MULTILINE)
+    assert {extra for each in shown for extra in each.split(",")} <= set(extras)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)) <= set(targets)
+
+
+def test_notebook_runs(tmp_path):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
+    client.execute(cwd=tmp_path)
+    pictures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 2
+
+
+def test_notebook_is_stored_without_outputs():
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+def test_figures_can_be_drawn_again(tmp_path, monkeypatch):
+    figures = runpy.run_path(str(ROOT / "docs" / "figures" / "make.py"))
+    for draw in ("two_vectors", "six_channels"):
+        monkeypatch.setitem(figures[draw].__globals__, "FOLDER", tmp_path)
+        figures[draw]()
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"two-vectors.svg", "six-channels.svg"}
+    assert drawn <= {path.name for path in (ROOT / "docs" / "figures").iterdir()}
