@@ -5,7 +5,7 @@ logit k with respect to x is row k of W, and the gradient with respect to the co
 the residual. Nothing is left over by construction; ``Attribution.completeness_error`` measures it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,40 +30,56 @@ class Inherent:
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
         """``images`` explained as ``model`` predicts them in evaluation mode."""
-        model = unwrapped(model)
-        if not isinstance(model, Classifier) or model.config.family != "bcos":
-            raise ValueError(
-                f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
-                f"create one of the names bcosvit.list_models() that begin with 'bcos'."
-            )
-        with torch.inference_mode(False), torch.enable_grad(), _full_float32():
+        model = bcos_model(model)
+        with torch.inference_mode(False):
             view, probe = probed_view(model, images)
-            with torch.no_grad():
-                encoded = view.encoding.encode(images)
-            logits = view.from_encoded(encoded.requires_grad_())
-            classes = resolve_target(target, logits.detach())
-            seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
-            if target == "all":
-                # Classes lead, so that each pass differentiates a few of them at once.
-                classes_at_once = max(1, self.rows_at_once // len(images))
-                parts = [
-                    _adjoint(logits, chunk, encoded, probe)
-                    for chunk in seeds.transpose(0, 1).split(classes_at_once)
-                ]
-                weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
-                residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
-                pixels = encoded.detach().unsqueeze(1)
-            else:
-                weights, residual = _adjoint(logits, seeds, encoded, probe)
-                pixels = encoded.detach()
-        return Attribution(
-            map=(weights * pixels).sum(-3),
-            target=classes,
-            weights=weights,
-            residual=residual,
-            logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
-            bias=model.logit.bias,
+        return attribute(view, probe, view.from_encoded, images, target, self.rows_at_once)
+
+
+def bcos_model(model: AnyModel) -> AnyModel:
+    """``model`` without wrappers, if it can be explained."""
+    model = unwrapped(model)
+    if not isinstance(model, Classifier) or model.config.family != "bcos":
+        raise ValueError(
+            f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
+            f"create one of the names bcosvit.list_models() that begin with 'bcos'."
         )
+    return model
+
+
+def attribute(
+    view: AnyModel,
+    probe: Tensor,
+    from_encoded: Callable[[Tensor], Tensor],
+    images: Tensor,
+    target: Target,
+    rows_at_once: int,
+) -> Attribution:
+    """Rows of W(x) by a probed view and its way from an encoded image to logits."""
+    with torch.inference_mode(False), torch.enable_grad(), _full_float32():
+        with torch.no_grad():
+            encoded = view.encoding.encode(images)
+        logits = from_encoded(encoded.requires_grad_())
+        classes = resolve_target(target, logits.detach())
+        seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
+        if target == "all":
+            # Classes lead, so that each pass differentiates a few of them at once.
+            chunks = seeds.transpose(0, 1).split(max(1, rows_at_once // len(images)))
+            parts = [_adjoint(logits, chunk, encoded, probe) for chunk in chunks]
+            weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
+            residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
+            pixels = encoded.detach().unsqueeze(1)
+        else:
+            weights, residual = _adjoint(logits, seeds, encoded, probe)
+            pixels = encoded.detach()
+    return Attribution(
+        map=(weights * pixels).sum(-3),
+        target=classes,
+        weights=weights,
+        residual=residual,
+        logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
+        bias=view.logit.bias,
+    )
 
 
 @contextmanager
@@ -85,13 +101,22 @@ def _full_float32() -> Iterator[None]:
 def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:
     """A frozen view in evaluation mode and the probe on its constants, for these images."""
     check_images(images)
-    dtype = torch.promote_types(images.dtype, torch.float32)
-    probe = torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
+    probe = new_probe(images)
     return frozen_view(model, probe=probe, with_parameter_grad=False).eval(), probe
+
+
+def new_probe(images: Tensor) -> Tensor:
+    """Ones [B], a factor on every constant of a view."""
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    return torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
 
 
 def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K]."""
+    if len(seed) == 1 and seed.ndim == 3:
+        # One class needs no batching, which a compiled graph does not know.
+        weights, residual = _adjoint(logits, seed[0], encoded, probe)
+        return weights.unsqueeze(0), residual.unsqueeze(0)
 
     def rows(seed: Tensor) -> tuple[Tensor, ...]:
         inputs = (encoded, probe)

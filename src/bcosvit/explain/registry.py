@@ -15,6 +15,7 @@ from bcosvit.explain.attention import (
     observe,
 )
 from bcosvit.explain.attribution import Attribution
+from bcosvit.explain.compiled import CompiledInherent
 from bcosvit.explain.gradient import (
     InputGradient,
     IntegratedGradients,
@@ -92,7 +93,7 @@ def explain(
     untouched.
     """
     explainer = resolve_method(method)
-    if target == "all" and not isinstance(explainer, Inherent):
+    if target == "all" and not isinstance(explainer, Inherent | CompiledInherent):
         with torch.no_grad():
             classes = model(images[:1]).shape[1]
         each = [explainer(model, images, k) for k in range(classes)]
