@@ -15,10 +15,16 @@ Letters: n batch, h heads, t tokens, i query, j key, d width of a head.
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from bcosvit.ops.backend import launches_directly
+from bcosvit.ops.prior_attention.kernels import (
+    forward_kernel,
+    key_kernel,
+    prior_kernel,
+    query_kernel,
+    tokens_kernel,
+)
 
 _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634
@@ -54,7 +60,7 @@ def _launch(
     lse = query.new_empty(n, h, t, dtype=torch.float32)
     sizes = _sizes("forward", t, d, query.dtype)
     grid = (triton.cdiv(t, sizes["BI"]), n * h)
-    _forward_kernel[grid](
+    forward_kernel[grid](
         query, key, value, prior.contiguous(), out, lse,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
         h, t, prior.shape[-1], d, _LOG2E / d**0.5,
@@ -90,11 +96,7 @@ def _differentiate(ctx, grad: Tensor, _: None):
         return None, None, run(grad, query, key, prior, lse, ctx.kind), None, None, None
     delta = (grad.float() * out.float()).sum(-1)
     state = (grad, query, key, value, prior, lse, delta, ctx.kind)
-    if _fits_one_program(query):
-        d_query, d_key, d_value = (_launch_tokens if direct else _backward_tokens)(*state)
-    else:
-        d_query = (_launch_query if direct else _backward_query)(*state)
-        d_key, d_value = (_launch_key if direct else _backward_key)(*state)
+    d_query, d_key, d_value = (_launch_tokens if direct else _backward_tokens)(*state)
     d_prior = None
     if ctx.kind and ctx.needs_input_grad[3]:
         parts = (_launch_prior if direct else _backward_prior)(*state)
@@ -117,18 +119,27 @@ def _launch_tokens(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, prior: Tensor, lse: Tensor,
     delta: Tensor, kind: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """d query, d key and d value in one go, where one program can hold all queries of a head."""
+    """d query, d key and d value: in one go where one program can hold all queries of a head."""
     grad, query, key, value = map(_unit_stride, (grad, query, key, value))
     n, h, t, d = query.shape
-    outs = _like_rows(query), _like_rows(key), _like_rows(value)
-    _tokens_kernel[(n * h,)](
-        grad, query, key, value, prior.contiguous(), lse, delta.contiguous(), *outs,
-        *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        *outs[0].stride()[:3], h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5,
-        KIND=kind, BT=max(64, triton.next_power_of_2(t)), BJ=64,
-        BD=max(16, triton.next_power_of_2(d)), num_warps=8, num_stages=2,
-    )  # fmt: skip
-    return outs
+    d_query, d_key, d_value = _like_rows(query), _like_rows(key), _like_rows(value)
+    given = grad, query, key, value, prior.contiguous(), lse, delta.contiguous()
+    strides = [s for x in (grad, query, key, value, d_query) for s in x.stride()[:3]]
+    about = h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5
+    if query.dtype != torch.float32 and t <= 256 and d <= 64:
+        tokens_kernel[(n * h,)](
+            *given, d_query, d_key, d_value, *strides, *about,
+            KIND=kind, BT=max(64, triton.next_power_of_2(t)), BJ=64,
+            BD=max(16, triton.next_power_of_2(d)), num_warps=8, num_stages=2,
+        )  # fmt: skip
+        return d_query, d_key, d_value
+    sizes = _sizes("query", t, d, query.dtype)
+    grid = (triton.cdiv(t, sizes["BI"]), n * h)
+    query_kernel[grid](*given, d_query, *strides, *about, KIND=kind, **sizes)
+    sizes = _sizes("key", t, d, query.dtype)
+    grid = (triton.cdiv(t, sizes["BJ"]), n * h)
+    key_kernel[grid](*given, d_key, d_value, *strides, n, *about, KIND=kind, FROZEN=False, **sizes)
+    return d_query, d_key, d_value
 
 
 _backward_tokens = torch.library.custom_op(
@@ -141,61 +152,6 @@ def _(grad, query, key, value, prior, lse, delta, kind):
     return _like_rows(query), _like_rows(key), _like_rows(value)
 
 
-def _launch_query(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, prior: Tensor, lse: Tensor,
-    delta: Tensor, kind: int,
-) -> Tensor:  # fmt: skip
-    grad, query, key, value = map(_unit_stride, (grad, query, key, value))
-    n, h, t, d = query.shape
-    out = _like_rows(query)
-    sizes = _sizes("query", t, d, query.dtype)
-    _query_kernel[(triton.cdiv(t, sizes["BI"]), n * h)](
-        grad, query, key, value, prior.contiguous(), lse, delta.contiguous(), out,
-        *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        *out.stride()[:3], h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5,
-        KIND=kind, **sizes,
-    )  # fmt: skip
-    return out
-
-
-_backward_query = torch.library.custom_op(
-    "bcosvit::prior_attention_query", _launch_query, mutates_args=()
-)
-
-
-@_backward_query.register_fake
-def _(grad, query, key, value, prior, lse, delta, kind):
-    return _like_rows(query)
-
-
-def _launch_key(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, prior: Tensor, lse: Tensor,
-    delta: Tensor, kind: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """d key and d value."""
-    grad, query, key, value = map(_unit_stride, (grad, query, key, value))
-    n, h, t, d = query.shape
-    d_key, d_value = _like_rows(key), _like_rows(value)
-    sizes = _sizes("key", t, d, query.dtype)
-    _key_kernel[(triton.cdiv(t, sizes["BJ"]), n * h)](
-        grad, query, key, value, prior.contiguous(), lse, delta.contiguous(), d_key, d_value,
-        *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        *d_key.stride()[:3], n, h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5,
-        KIND=kind, FROZEN=False, **sizes,
-    )  # fmt: skip
-    return d_key, d_value
-
-
-_backward_key = torch.library.custom_op(
-    "bcosvit::prior_attention_key", _launch_key, mutates_args=()
-)
-
-
-@_backward_key.register_fake
-def _(grad, query, key, value, prior, lse, delta, kind):
-    return _like_rows(key), _like_rows(value)
-
-
 def _launch_value(
     grad: Tensor, query: Tensor, key: Tensor, prior: Tensor, lse: Tensor, kind: int
 ) -> Tensor:
@@ -204,7 +160,7 @@ def _launch_value(
     n, h, t, d = grad.shape
     out = _like_rows(grad)
     sizes = _sizes("key", t, d, query.dtype)
-    _key_kernel[(triton.cdiv(t, sizes["BJ"]), n * h)](
+    key_kernel[(triton.cdiv(t, sizes["BJ"]), n * h)](
         grad, query, key, key, prior.contiguous(), lse, lse, out, out,
         *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *key.stride()[:3],
         *out.stride()[:3], query.shape[0], h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5,
@@ -242,7 +198,7 @@ def _launch_prior(
     out = query.new_empty(chunks, *prior.shape, dtype=torch.float32)
     sizes = _sizes("prior", t, d, query.dtype)
     tiles = triton.cdiv(t, sizes["BI"]), triton.cdiv(t, sizes["BJ"])
-    _prior_kernel[(tiles[0] * tiles[1], h, chunks)](
+    prior_kernel[(tiles[0] * tiles[1], h, chunks)](
         grad, query, key, value, prior.contiguous(), lse, delta.contiguous(), out,
         *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
         n, triton.cdiv(n, chunks), h, t, prior.shape[-1], d, _LOG2E / d**0.5,
@@ -285,224 +241,3 @@ def _sizes(kernel: str, t: int, d: int, dtype: torch.dtype) -> dict[str, int]:
         "num_warps": warps,
         "num_stages": stages,
     }
-
-
-def _fits_one_program(query: Tensor) -> bool:
-    return query.dtype != torch.float32 and query.shape[2] <= 256 and query.shape[3] <= 64
-
-
-@triton.jit
-def _tile(base, stride, first, count, d, ROWS: tl.constexpr, BD: tl.constexpr):
-    """[ROWS, BD] of a matrix with ``count`` rows and ``d`` columns; zeros outside."""
-    row = first + tl.arange(0, ROWS)
-    col = tl.arange(0, BD)
-    mask = (row < count)[:, None] & (col < d)[None, :]
-    return tl.load(base + row[:, None] * stride + col[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _put(base, stride, first, count, d, x, ROWS: tl.constexpr, BD: tl.constexpr):
-    row = first + tl.arange(0, ROWS)
-    col = tl.arange(0, BD)
-    mask = (row < count)[:, None] & (col < d)[None, :]
-    at = base + row[:, None] * stride + col[None, :]
-    tl.store(at, x.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _pairs(base, h, i, j, t, width):
-    """The prior at queries × keys; i and j are broadcast against each other."""
-    at = base + h.to(tl.int64) * t * width + i * width + j
-    return tl.load(at, mask=(i < t) & (j < width), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _forward_kernel(
-    query, key, value, prior, out, lse,
-    q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, o_n, o_h, o_t,
-    heads, t, width, d, scale,
-    KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    n = (tl.program_id(1) // heads).to(tl.int64)
-    h = tl.program_id(1) % heads
-    first = tl.program_id(0) * BI
-    i = first + tl.arange(0, BI)
-    q = _tile(query + n * q_n + h * q_h, q_t, first, t, d, BI, BD)
-    best = tl.full((BI,), float("-inf"), tl.float32)
-    total = tl.zeros((BI,), tl.float32)
-    mixed = tl.zeros((BI, BD), tl.float32)
-    for start in range(0, t, BJ):
-        j = start + tl.arange(0, BJ)
-        k = _tile(key + n * k_n + h * k_h, k_t, start, t, d, BJ, BD)
-        v = _tile(value + n * v_n + h * v_h, v_t, start, t, d, BJ, BD)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if KIND == 1:
-            s += _pairs(prior, h, i[:, None], j[None, :], t, width) * 1.4426950408889634
-        s = tl.where((j < t)[None, :], s, float("-inf"))
-        higher = tl.maximum(best, tl.max(s, 1))
-        shrink = tl.exp2(best - higher)
-        e = tl.exp2(s - higher[:, None])
-        total = total * shrink + tl.sum(e, 1)
-        if KIND == 2:
-            e *= _pairs(prior, h, i[:, None], j[None, :], t, width)
-        mixed = mixed * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision="ieee")
-        best = higher
-    _put(out + n * o_n + h * o_h, o_t, first, t, d, mixed / total[:, None], BI, BD)
-    tl.store(lse + (n * heads + h) * t + i, best + tl.log2(total), mask=i < t)
-
-
-@triton.jit
-def _tokens_kernel(
-    grad, query, key, value, prior, lse, delta, d_query, d_key, d_value,
-    g_n, g_h, g_t, q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, o_n, o_h, o_t,
-    heads, t, width, d, scale, slope,
-    KIND: tl.constexpr, BT: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    n = (tl.program_id(0) // heads).to(tl.int64)
-    h = tl.program_id(0) % heads
-    i = tl.arange(0, BT)
-    q = _tile(query + n * q_n + h * q_h, q_t, 0, t, d, BT, BD)
-    g = _tile(grad + n * g_n + h * g_h, g_t, 0, t, d, BT, BD)
-    row = (n * heads + h) * t + i
-    log_sum = tl.load(lse + row, mask=i < t, other=float("inf"))
-    dot = tl.load(delta + row, mask=i < t, other=0.0)
-    at = n * o_n + h * o_h
-    d_q = tl.zeros((BT, BD), tl.float32)
-    for start in range(0, t, BJ):
-        j = start + tl.arange(0, BJ)
-        k = _tile(key + n * k_n + h * k_h, k_t, start, t, d, BJ, BD)
-        v = _tile(value + n * v_n + h * v_h, v_t, start, t, d, BJ, BD)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        gv = tl.dot(g, tl.trans(v), input_precision="ieee")
-        if KIND == 1:
-            s += _pairs(prior, h, i[:, None], j[None, :], t, width) * 1.4426950408889634
-        e = tl.where((j < t)[None, :], tl.exp2(s - log_sum[:, None]), 0.0)
-        a = e
-        if KIND == 2:
-            p = _pairs(prior, h, i[:, None], j[None, :], t, width)
-            a = e * p
-            gv *= p
-        d_s = (e * (gv - dot[:, None])).to(q.dtype)
-        # Transposed, so that the long axis is the one that is summed over.
-        d_v = tl.dot(tl.trans(g), a.to(q.dtype), input_precision="ieee")
-        d_k = tl.dot(tl.trans(q), d_s, input_precision="ieee")
-        _put(d_value + at, o_t, start, t, d, tl.trans(d_v), BJ, BD)
-        _put(d_key + at, o_t, start, t, d, tl.trans(d_k) * slope, BJ, BD)
-        d_q += tl.dot(d_s, k, input_precision="ieee")
-    _put(d_query + at, o_t, 0, t, d, d_q * slope, BT, BD)
-
-
-@triton.jit
-def _query_kernel(
-    grad, query, key, value, prior, lse, delta, d_query,
-    g_n, g_h, g_t, q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, o_n, o_h, o_t,
-    heads, t, width, d, scale, slope,
-    KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    n = (tl.program_id(1) // heads).to(tl.int64)
-    h = tl.program_id(1) % heads
-    first = tl.program_id(0) * BI
-    i = first + tl.arange(0, BI)
-    q = _tile(query + n * q_n + h * q_h, q_t, first, t, d, BI, BD)
-    g = _tile(grad + n * g_n + h * g_h, g_t, first, t, d, BI, BD)
-    row = (n * heads + h) * t + i
-    log_sum = tl.load(lse + row, mask=i < t, other=float("inf"))
-    dot = tl.load(delta + row, mask=i < t, other=0.0)
-    d_q = tl.zeros((BI, BD), tl.float32)
-    for start in range(0, t, BJ):
-        j = start + tl.arange(0, BJ)
-        k = _tile(key + n * k_n + h * k_h, k_t, start, t, d, BJ, BD)
-        v = _tile(value + n * v_n + h * v_h, v_t, start, t, d, BJ, BD)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        gv = tl.dot(g, tl.trans(v), input_precision="ieee")
-        if KIND == 1:
-            s += _pairs(prior, h, i[:, None], j[None, :], t, width) * 1.4426950408889634
-        e = tl.where((j < t)[None, :], tl.exp2(s - log_sum[:, None]), 0.0)
-        if KIND == 2:
-            gv *= _pairs(prior, h, i[:, None], j[None, :], t, width)
-        d_s = e * (gv - dot[:, None])
-        d_q += tl.dot(d_s.to(k.dtype), k, input_precision="ieee")
-    _put(d_query + n * o_n + h * o_h, o_t, first, t, d, d_q * slope, BI, BD)
-
-
-@triton.jit
-def _key_kernel(
-    grad, query, key, value, prior, lse, delta, d_key, d_value,
-    g_n, g_h, g_t, q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, o_n, o_h, o_t,
-    batch, heads, t, width, d, scale, slope,
-    KIND: tl.constexpr, FROZEN: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    stacked = (tl.program_id(1) // heads).to(tl.int64)
-    n = stacked % batch
-    h = tl.program_id(1) % heads
-    first = tl.program_id(0) * BJ
-    j = first + tl.arange(0, BJ)
-    k = _tile(key + n * k_n + h * k_h, k_t, first, t, d, BJ, BD)
-    if not FROZEN:
-        v = _tile(value + n * v_n + h * v_h, v_t, first, t, d, BJ, BD)
-        d_k = tl.zeros((BJ, BD), tl.float32)
-    d_v = tl.zeros((BJ, BD), tl.float32)
-    for start in range(0, t, BI):
-        i = start + tl.arange(0, BI)
-        q = _tile(query + n * q_n + h * q_h, q_t, start, t, d, BI, BD)
-        g = _tile(grad + stacked * g_n + h * g_h, g_t, start, t, d, BI, BD)
-        row = (n * heads + h) * t + i
-        log_sum = tl.load(lse + row, mask=i < t, other=float("inf"))
-        s = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
-        if KIND == 1:
-            s += _pairs(prior, h, i[None, :], j[:, None], t, width) * 1.4426950408889634
-        e = tl.exp2(s - log_sum[None, :])
-        if KIND == 2:
-            p = _pairs(prior, h, i[None, :], j[:, None], t, width)
-            d_v += tl.dot((e * p).to(g.dtype), g, input_precision="ieee")
-        else:
-            d_v += tl.dot(e.to(g.dtype), g, input_precision="ieee")
-        if not FROZEN:
-            gv = tl.dot(v, tl.trans(g), input_precision="ieee")
-            if KIND == 2:
-                gv *= p
-            dot = tl.load(delta + row, mask=i < t, other=0.0)
-            d_s = e * (gv - dot[None, :])
-            d_k += tl.dot(d_s.to(q.dtype), q, input_precision="ieee")
-    at = stacked * o_n + h * o_h
-    _put(d_value + at, o_t, first, t, d, d_v, BJ, BD)
-    if not FROZEN:
-        _put(d_key + at, o_t, first, t, d, d_k * slope, BJ, BD)
-
-
-@triton.jit
-def _prior_kernel(
-    grad, query, key, value, prior, lse, delta, d_prior,
-    g_n, g_h, g_t, q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t,
-    batch, chunk, heads, t, width, d, scale,
-    KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    columns = tl.cdiv(t, BJ)
-    first_i = tl.program_id(0) // columns * BI
-    first_j = tl.program_id(0) % columns * BJ
-    h = tl.program_id(1)
-    part = tl.program_id(2)
-    i = first_i + tl.arange(0, BI)
-    j = first_j + tl.arange(0, BJ)
-    if KIND == 1:
-        bias = _pairs(prior, h, i[:, None], j[None, :], t, width) * 1.4426950408889634
-    total = tl.zeros((BI, BJ), tl.float32)
-    for index in range(part * chunk, tl.minimum((part + 1) * chunk, batch)):
-        n = tl.full((), 0, tl.int64) + index
-        q = _tile(query + n * q_n + h * q_h, q_t, first_i, t, d, BI, BD)
-        k = _tile(key + n * k_n + h * k_h, k_t, first_j, t, d, BJ, BD)
-        g = _tile(grad + n * g_n + h * g_h, g_t, first_i, t, d, BI, BD)
-        v = _tile(value + n * v_n + h * v_h, v_t, first_j, t, d, BJ, BD)
-        row = (n * heads + h) * t + i
-        log_sum = tl.load(lse + row, mask=i < t, other=float("inf"))
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        gv = tl.dot(g, tl.trans(v), input_precision="ieee")
-        if KIND == 1:
-            dot = tl.load(delta + row, mask=i < t, other=0.0)
-            total += tl.exp2(s + bias - log_sum[:, None]) * (gv - dot[:, None])
-        else:
-            total += tl.exp2(s - log_sum[:, None]) * gv
-    mask = (i < t)[:, None] & (j < width)[None, :]
-    at = d_prior + (part * heads + h).to(tl.int64) * t * width + i[:, None] * width + j[None, :]
-    tl.store(at, tl.where((j < t)[None, :], total, 0.0), mask=mask)
