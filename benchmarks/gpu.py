@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit import create_model
-from bcosvit.explain.compiled import compiled_view, reusable
+from bcosvit.explain.compiled import reusable
 from bcosvit.models import VisionTransformer
 from bcosvit.nn import frozen_view, prepared
 from bcosvit.nn.dynamic import view
@@ -87,7 +87,7 @@ def training(
 
 def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]:
     """One forward pass and an adjoint pass a class, from the logits to the features."""
-    run = compiled_view(frozen_view(prepared(model, torch.bfloat16))).from_features
+    run = torch.compile(frozen_view(prepared(model, torch.bfloat16)).from_features)
     x = features.clone().requires_grad_()
     seeds = F.one_hot(torch.arange(10, device="cuda"), CLASSES).float()
 

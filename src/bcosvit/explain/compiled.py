@@ -6,7 +6,6 @@ since a view without parameter gradients asks for no others, and runs once for e
 
 import threading
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import torch
 import torch._functorch.config
@@ -18,8 +17,6 @@ from bcosvit.explain.target import Target
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.dynamic import DynamicModule, frozen_view, unwrapped
 from bcosvit.nn.encoding import check_images
-
-V = TypeVar("V", bound=nn.Module)
 
 
 class CompiledInherent:
@@ -51,14 +48,6 @@ class CompiledInherent:
                 if isinstance(module, DynamicModule):
                     module.probe = probe
             return attribute(self._view, probe, self._run, images, target, rows_at_once=1)
-
-
-def compiled_view(view: V) -> V:
-    """``view`` with its ways from an encoded image and from features to logits compiled."""
-    for name in ("from_encoded", "from_features"):
-        if way := getattr(view, name, None):
-            setattr(view, name, torch.compile(way))
-    return view
 
 
 def reusable() -> AbstractContextManager[None]:
