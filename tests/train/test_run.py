@@ -21,7 +21,9 @@ import bcosvit
 from bcosvit import create_model, load, save
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
+from bcosvit.data.transforms import eval_transform
 from bcosvit.models.weights import read_metadata
+from bcosvit.report.subject import Subject
 from bcosvit.train import QUICK_MODEL, Machines, Recipe
 from tests.conftest import randomise, small_config, tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
@@ -84,6 +86,15 @@ def test_the_best_model_knows_its_classes(run):
     assert load(run.weights).config == model_config()
     card = (run.folder / "README.md").read_text()
     assert f"{run.accuracy:.2%}" in card and "bcosvit.load" in card
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.5])
+def test_reports_cut_pictures_as_validation_did(tmp_path, crop):
+    ways = recipe(epochs=1, eval_crop=crop)
+    run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways)
+    transform = Subject.load(run.weights, "cpu").transform
+    size = transform.image_size
+    assert transform == eval_transform(size, resize=round(size / crop))
 
 
 def test_the_picture_shows_photographs_and_contributions(run):

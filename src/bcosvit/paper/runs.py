@@ -25,6 +25,7 @@ import torch
 
 from bcosvit.data.sources import Source
 from bcosvit.evaluate import write_summary
+from bcosvit.models.card import RUN_KEY
 from bcosvit.models.catalog import create_model, model_config
 from bcosvit.models.config import Config, DenseNetConfig, to_dict
 from bcosvit.models.weights import load_state, read_metadata, save
@@ -32,7 +33,7 @@ from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.train import Machines, checkpoints
 from bcosvit.train import train as train_run
-from bcosvit.train.best import RUN_KEY, WEIGHTS
+from bcosvit.train.best import WEIGHTS
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.record import FREE, RECORD
 from bcosvit.train.store import only_writer

@@ -7,15 +7,13 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bcosvit.files import atomic
+from bcosvit.models.card import CLASSES_KEY, RUN_KEY, title
 from bcosvit.models.catalog import create_model
 from bcosvit.models.weights import load_state, save
-from bcosvit.report.classes import CLASSES_KEY
-from bcosvit.train.record import Plan, describe
+from bcosvit.train.record import Plan
 from bcosvit.train.task import Task
 
 WEIGHTS, CARD = "best.safetensors", "README.md"
-RUN_KEY = "bcosvit.run"
-"""Under which a weights file keeps data, recipe, epoch and accuracy, as JSON."""
 
 
 class BestModel(Callback):
@@ -59,6 +57,8 @@ class BestModel(Callback):
             "recipe": self.plan.recipe_name,
             "epoch": self.epoch,
             "accuracy": self.accuracy,
+            # What pictures must be cut like, to be seen as validation saw them.
+            "eval_crop": self.plan.recipe.eval_crop,
         }
         return {CLASSES_KEY: json.dumps(self.plan.classes), RUN_KEY: json.dumps(run)}
 
@@ -72,7 +72,7 @@ class BestModel(Callback):
             if plan.model.family == "bcos"
             else "It is a conventional model: explanations of it are post hoc.\n"
         )
-        return f"""# {describe(plan.model)}
+        return f"""# {title(plan.model)}
 
 Trained with bcosvit on `{plan.data}` by the recipe `{plan.recipe_name}` (`run.yaml` has all of it).
 {explained}

@@ -12,7 +12,7 @@ import yaml
 
 import bcosvit
 from bcosvit.files import atomic
-from bcosvit.models.config import Config, DenseNetConfig, StemConfig, from_dict, to_dict
+from bcosvit.models.config import Config, DenseNetConfig, from_dict, to_dict
 from bcosvit.train.recipe import Recipe
 
 RECORD = "run.yaml"
@@ -118,15 +118,6 @@ def differences(then: Plan, now: Plan) -> list[str]:
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key)
     ]
-
-
-def describe(config: Config) -> str:
-    """A title: 'B-cos ViT, 192 wide, 12 blocks, on a DenseNet'."""
-    kind = "B-cos" if config.family == "bcos" else "Conventional"
-    if isinstance(config, DenseNetConfig):
-        return f"{kind} DenseNet, flavour {config.flavour}"
-    tokeniser = "a convolutional stem" if isinstance(config.backbone, StemConfig) else "a DenseNet"
-    return f"{kind} ViT, {config.width} wide, {config.depth} blocks, on {tokeniser}"
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
