@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from bcosvit import create_model, explain, explainers
+from bcosvit.models import DenseNetConfig
+from bcosvit.nn import AvgPool2d, Replay
 from tests.conftest import randomise, small_config, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -32,6 +35,17 @@ def test_every_method_runs(family):
         assert result.map.isfinite().all()
 
 
+@pytest.mark.parametrize("windows", [(3, 2, 1), (2, 2, 0), (3, 1, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_average_pooling(windows, layout):
+    x = torch.rand(2, 8, 12, 12, dtype=torch.float64)
+    grad = torch.rand_like(AvgPool2d(*windows)(x))
+    (truth,) = torch.autograd.grad(nn.AvgPool2d(*windows)(x.requires_grad_()), x, grad)
+    there = x.detach().cuda().to(memory_format=layout).requires_grad_()
+    (found,) = torch.autograd.grad(AvgPool2d(*windows)(there), there, grad.cuda())
+    torch.testing.assert_close(found.cpu(), truth)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["bcos_vit_ti_38", "bcos_vit_b_87"])
 def test_mixed_precision(name, dtype):
@@ -46,8 +60,8 @@ def test_mixed_precision(name, dtype):
     assert (cosine > 0.8).all(), cosine
 
 
-# What inductor imports warns of itself.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# What inductor imports warns of itself, and inductor of what it would like to round.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores")
 def test_compiled_training_step_equals_eager():
     model = create_model(small_config()).cuda()
     images = torch.rand(8, 3, 16, 16, device="cuda")
@@ -55,3 +69,54 @@ def test_compiled_training_step_equals_eager():
     compiled = torch.compile(model)
     fast = torch.autograd.grad(compiled(images).square().sum(), model.head.weight)[0]
     torch.testing.assert_close(fast, eager, rtol=1e-2, atol=1e-2 * eager.abs().max().item())
+
+
+NETWORKS = {
+    "vit": lambda: create_model(small_config()),
+    "on a frozen backbone": lambda: create_model(tiny_config()),
+    "densenet": lambda: create_model(
+        DenseNetConfig(flavour="v2", blocks=(2, 2), growth=8, stem_width=16, num_classes=4)
+    ),
+}
+
+
+def _steps(model, run, batches):
+    """Losses and, at the end, all that training changed."""
+    # Its steps are small whatever the gradients of a toy.
+    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    losses = []
+    for images in batches:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(images).abs().mean()
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.detach().clone())
+    return torch.stack(losses), {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_replayed_training_is_training(name):
+    model = NETWORKS[name]().cuda().train()
+    side = 32 if name == "densenet" else model.config.image_size[0]
+    # The last batch is smaller, as at the end of an epoch.
+    batches = [torch.rand(n, 3, side, side, device="cuda") for n in (8, 8, 8, 5)]
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    losses, trained = _steps(model, model, batches)
+    model.load_state_dict(start)
+    again, replayed = _steps(model, Replay(model), batches)
+    assert losses.unique().numel() == len(losses)
+    torch.testing.assert_close(again, losses, rtol=1e-2, atol=0)
+    for key, tensor in trained.items():
+        torch.testing.assert_close(replayed[key], tensor, rtol=1e-2, atol=1e-3, msg=key)
+
+
+def test_replayed_inference_follows_the_weights():
+    model = NETWORKS["densenet"]().cuda().eval()
+    replay = Replay(model)
+    for _ in range(2):
+        with torch.no_grad():
+            for n in (4, 4, 3):
+                images = torch.rand(n, 3, 32, 32, device="cuda")
+                torch.testing.assert_close(replay(images), model(images), rtol=1e-4, atol=1e-5)
+            model.classifier.weight.normal_()

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from bcosvit.cli import app
@@ -220,6 +221,16 @@ def test_a_given_backbone_is_not_trained_and_seen_once(whole, data, tmp_path, mo
     trained = load_file(tmp_path / "runs" / calls[0][0] / "final.safetensors")
     key = "features.conv0.weight"
     assert trained["tokeniser.backbone.conv0.weight"].equal(load_file(backbone)[key])
+
+
+def test_a_given_backbone_that_does_not_fit_is_seen_before_training(data, tmp_path, monkeypatch):
+    wrong = tmp_path / "wrong.safetensors"
+    save_file({"a": torch.zeros(1)}, wrong)
+    given = {"densenet121": str(wrong)}
+    calls = watch(monkeypatch)
+    with pytest.raises(ValueError, match=r"wrong.safetensors holds no DenseNet"):
+        reproduce("accuracy", small_study(data, tmp_path / "out", given=given), say=lambda _: None)
+    assert calls == []
 
 
 def test_the_command_on_drawn_scenes(tmp_path):

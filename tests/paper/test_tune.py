@@ -8,6 +8,7 @@ from bcosvit.paper.runs import Runs
 from bcosvit.paper.schedule import recipes
 from bcosvit.paper.spec import RunSpec, vit
 from bcosvit.paper.tune import RATES, held_out, representatives, tuned
+from bcosvit.train.task import DivergedError
 from tests.paper.support import small_study, write_squares
 
 SPECS = [
@@ -43,7 +44,8 @@ def test_the_best_rate_is_taken_and_all_are_recorded(tmp_path, monkeypatch):
         fingerprint=source.fingerprint(),
         say=lambda _: None,
     )
-    best = {"bcos_densenet121": 4e-3, "densenet121": 1e-3, "bcos_vit": 2.5e-4, "vit": 1e-3}
+    best = {"bcos_densenet121": 1e-3, "densenet121": 3e-4, "bcos_vit": 1e-4, "vit": 3e-4}
+    diverging = {"bcos_vit": 1e-3}
     tried: list[tuple[str, float, float | None]] = []
 
     def trial(self, spec):
@@ -53,6 +55,8 @@ def test_the_best_rate_is_taken_and_all_are_recorded(tmp_path, monkeypatch):
         backbone = self.backbone(spec)
         below = None if backbone is None else self.recipe(backbone).learning_rate
         tried.append((spec.kind, recipe.learning_rate, below))
+        if recipe.learning_rate == diverging.get(spec.kind):
+            raise DivergedError("The loss is not finite.")
 
     def outcome(self, spec):
         rate = self.recipe(spec).learning_rate
@@ -66,11 +70,13 @@ def test_the_best_rate_is_taken_and_all_are_recorded(tmp_path, monkeypatch):
     assert {kind: recipe.epochs for kind, recipe in chosen.items()} == dict.fromkeys(best, 60)
     assert [(kind, rate) for kind, rate, _ in tried] == [(k, r) for k in best for r in RATES]
     # Transformers are tried on the backbones that were.
-    assert {below for kind, _, below in tried if kind == "bcos_vit"} == {4e-3}
-    assert {below for kind, _, below in tried if kind == "vit"} == {1e-3}
+    assert {below for kind, _, below in tried if kind == "bcos_vit"} == {1e-3}
+    assert {below for kind, _, below in tried if kind == "vit"} == {3e-4}
     assert json.loads((tmp_path / "tuning.json").read_text()) == record
-    assert {each["epochs"] for each in record.values()} == {12}
-    assert record["vit"]["top1_by_rate"] == {"0.00025": 0.5, "0.001": 0.9, "0.004": 0.5}
+    assert {each["epochs"] for each in record.values()} == {24}
+    assert record["vit"]["top1_by_rate"] == {"0.0001": 0.5, "0.0003": 0.9, "0.001": 0.5}
+    # A run that diverges is no success, and no end.
+    assert record["bcos_vit"]["top1_by_rate"] == {"0.0001": 0.9, "0.0003": 0.5, "0.001": 0.0}
     # Other figures of the folder keep to it.
     tried.clear()
     assert tuned(runs, SPECS[:1])[0] == chosen

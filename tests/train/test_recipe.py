@@ -61,6 +61,7 @@ def test_settings_from_a_file_or_the_command_line_are_taken():
         ({"warmup_epochs": 100}, "the run has only 100 epochs"),
         ({"final_lr": 1}, "give at most learning_rate"),
         ({"accumulate": 3}, "it must divide batch_size = 256"),
+        ({"graphs": True, "accumulate": 2}, "it needs compile=False and accumulate=1"),
         ({"precision": "int8"}, "choose from 32, bf16, fp16"),
         ({"lr": 1}, "no field 'lr'; they have loss, epochs"),
     ],

@@ -14,6 +14,7 @@ from bcosvit.models.config import DenseNetConfig
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
 from bcosvit.nn.norm import BatchNormUncentred2d
+from bcosvit.nn.pool import AvgPool2d
 
 
 class DenseLayer(nn.Module):
@@ -85,7 +86,7 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["conv0"] = _conv(6, width, 7, config, stride=2, padding=3)
     parts["norm0"] = _norm(width, config)
-    parts["pool0"] = nn.AvgPool2d(3, stride=2, padding=1)
+    parts["pool0"] = AvgPool2d(3, stride=2, padding=1)
     for block, layers in enumerate(config.blocks, start=1):
         parts[f"denseblock{block}"] = DenseBlock(width, layers, config)
         width += layers * config.growth
@@ -95,7 +96,7 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
             transition: OrderedDict[str, nn.Module] = OrderedDict()
             transition["norm"] = _norm(width, config)
             transition["conv"] = _conv(width, width // 2, 1, config)
-            transition["pool"] = nn.AvgPool2d(2, stride=2)
+            transition["pool"] = AvgPool2d(2, stride=2)
             parts[f"transition{block}"] = nn.Sequential(transition)
             width //= 2
     parts["norm5"] = _norm(width, config)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bcosvit.files import atomic
 from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
-from bcosvit.models.config import from_dict, to_dict
+from bcosvit.models.config import Config, from_dict, to_dict
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.pretrained import locate
 from bcosvit.models.vit import VisionTransformer
@@ -43,10 +43,22 @@ def save(
     ``metadata`` goes along (class names, recipe, ...).
     """
     model = unwrapped(model)
-    state = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    save_state(model.state_dict(), model.config, path, dtype=dtype, metadata=metadata)
+
+
+def save_state(
+    state: Mapping[str, Tensor],
+    config: Config,
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """What ``save`` writes, from a model's state dict and config without the model."""
+    state = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     if dtype is not None:
         state = {k: t.to(dtype) if t.is_floating_point() else t for k, t in state.items()}
-    notes = {**(metadata or {}), CONFIG_KEY: json.dumps(to_dict(model.config))}
+    notes = {**(metadata or {}), CONFIG_KEY: json.dumps(to_dict(config))}
     with atomic(path) as temporary:
         save_file(state, temporary, metadata=notes)
 
@@ -64,7 +76,14 @@ def load(where: str | Path) -> AnyModel:
             f"{path} holds no model config, so it is not a bcosvit weights file; "
             f"load the authors' backbones with load_backbone(model, path)."
         )
-    model = create_model(from_dict(json.loads(notes[CONFIG_KEY])))
+    try:
+        config = from_dict(json.loads(notes[CONFIG_KEY]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} holds a model config that cannot be read ({error}); it may be of a later "
+            f"version: update bcosvit, or give other weights."
+        ) from error
+    model = create_model(config)
     state = {k: t.float() if t.is_floating_point() else t for k, t in load_file(path).items()}
     load_state(model, state, source=str(path))
     return model.eval()
@@ -77,7 +96,9 @@ def read_metadata(where: str | Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file ({error}).") from error
+        raise ValueError(
+            f"{path} is not a complete safetensors file ({error}); give weights that bcosvit saved."
+        ) from error
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "state") -> None:
@@ -134,7 +155,7 @@ def published_state(path: str | Path) -> dict[str, Tensor]:
                 # What an old pickle protocol may lead to is the error below, or nothing.
                 warnings.filterwarnings("ignore", "Detected pickle protocol")
                 state = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
             raise ValueError(
                 f"{path} is not a plain state dict of tensors, and anything else is never "
                 f"unpickled ({str(error).splitlines()[0]})."

@@ -6,12 +6,15 @@ from bcosvit.nn.dynamic import DynamicModule, explaining, frozen_view
 from bcosvit.nn.encoding import BcosEncoding, Encoding, ImageNetEncoding
 from bcosvit.nn.linear import BcosLinear, Linear
 from bcosvit.nn.norm import BatchNormUncentred2d, LayerNorm
+from bcosvit.nn.pool import AvgPool2d
 from bcosvit.nn.prepared import prepared
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding
+from bcosvit.nn.replay import Replay
 
 __all__ = [
     "Attention",
     "AttentionPrior",
+    "AvgPool2d",
     "BatchNormUncentred2d",
     "BcosConv2d",
     "BcosEncoding",
@@ -22,6 +25,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "PositionalEmbedding",
+    "Replay",
     "explaining",
     "frozen_view",
     "prepared",

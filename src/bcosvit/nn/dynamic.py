@@ -49,7 +49,7 @@ class DynamicModule(nn.Module):
 
 
 # Modules of torch that are linear and add nothing, or only arrange other modules.
-_LINEAR = (nn.Identity, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Unflatten, nn.Dropout)
+_LINEAR = (nn.Identity, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Unflatten, nn.Dropout)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 # Layers of torch that need freezing or add a constant -> our class with the same state.

@@ -72,7 +72,7 @@ def check_images(images: Tensor) -> None:
             f"divide 8-bit pixels by 255."
         )
     # Values cannot be looked at while a graph is being captured, nor on the meta device.
-    if torch.compiler.is_compiling() or images.is_meta:
+    if torch.compiler.is_compiling() or images.is_meta or _is_recorded(images):
         return
     low, high = (value.item() for value in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
@@ -82,3 +82,7 @@ def check_images(images: Tensor) -> None:
             f"Images have values in [{low:g}, {high:g}], allowed is [0, 1]; don't normalise them "
             f"(the model's first module does) and divide 8-bit pixels by 255."
         )
+
+
+def _is_recorded(images: Tensor) -> bool:
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -24,8 +24,9 @@ from bcosvit.evaluate import write_summary
 from bcosvit.models.catalog import create_model
 from bcosvit.models.weights import save
 from bcosvit.paper.runs import Runs, read_json
-from bcosvit.paper.schedule import KINDS, with_epochs
+from bcosvit.paper.schedule import with_epochs
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
+from bcosvit.paper.study import KINDS
 from bcosvit.train import train as train_run
 from bcosvit.train.recipe import Recipe
 

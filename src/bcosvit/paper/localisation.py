@@ -1,33 +1,26 @@
 """Localisation of every method on the B-cos transformers."""
 
 from bcosvit.evaluate.localisation import CHANCE
-from bcosvit.paper.charts import method_markers
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.sampled import mean_of
 from bcosvit.paper.scores import (
     Scores,
+    bcos_chart,
+    bcos_runs,
+    bcos_scores,
     best_post_hoc,
     means,
-    method_scores,
     relative,
     score_rows,
-    values,
 )
-from bcosvit.paper.spec import RunSpec, configurations, with_seeds
-from bcosvit.paper.study import Study
 from bcosvit.report.plots import title
 
 PAPER = 2.47
 
 
-def runs(study: Study) -> list[RunSpec]:
-    return with_seeds(study, *configurations(study, "bcos"))
-
-
 def make(lab: Lab) -> Outcome:
-    scores = method_scores(lab, configurations(lab.study, "bcos"), "localisation")
-    return localisation_outcome(scores)
+    return localisation_outcome(bcos_scores(lab, "localisation"))
 
 
 def localisation_outcome(scores: Scores) -> Outcome:
@@ -37,17 +30,17 @@ def localisation_outcome(scores: Scores) -> Outcome:
         return Outcome(headlines=headlines, rows=[])
     ratio = headlines[0].value
     others = {"÷ inherent": relative(scores, "inherent")} if "inherent" in scores else {}
-    side = "B-cos ViTs" + (f", inherent ×{ratio.value:.2f} the best other" if ratio else "")
     return Outcome(
         headlines=headlines,
         rows=score_rows("B-cos", scores, "localisation", others),
         charts=[
-            method_markers(
+            bcos_chart(
                 "localisation",
                 "Share of positive attribution in the right cell; dashed: the mean over models; "
                 "dotted: chance.",
                 "localisation",
-                {side: values(scores)},
+                scores,
+                ratio,
                 chance=CHANCE,
             )
         ],
@@ -96,6 +89,6 @@ FIGURE = PaperFigure(
     title="Localisation of explanations of B-cos ViTs",
     about="The grid pointing game: four pictures in one, each class explained; the share of its "
     "positive attribution that falls on its own picture. A marker a model, a column a method.",
-    runs=runs,
+    runs=bcos_runs,
     make=make,
 )

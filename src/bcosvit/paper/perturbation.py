@@ -1,32 +1,25 @@
 """Pixel perturbation by every method on the B-cos transformers."""
 
-from bcosvit.paper.charts import method_markers
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.sampled import Sampled
 from bcosvit.paper.scores import (
     Scores,
+    bcos_chart,
+    bcos_runs,
+    bcos_scores,
     best_post_hoc,
     means,
-    method_scores,
     relative,
     score_rows,
-    values,
 )
-from bcosvit.paper.spec import RunSpec, configurations, with_seeds
-from bcosvit.paper.study import Study
 from bcosvit.report.plots import title
 
 PAPER = 1.99
 
 
-def runs(study: Study) -> list[RunSpec]:
-    return with_seeds(study, *configurations(study, "bcos"))
-
-
 def make(lab: Lab) -> Outcome:
-    scores = method_scores(lab, configurations(lab.study, "bcos"), "perturbation")
-    return perturbation_outcome(scores)
+    return perturbation_outcome(bcos_scores(lab, "perturbation"))
 
 
 def perturbation_outcome(scores: Scores) -> Outcome:
@@ -41,17 +34,17 @@ def perturbation_outcome(scores: Scores) -> Outcome:
     normalised = relative(scores, "inherent")
     best = best_post_hoc(normalised)
     ratio = advantage(normalised, best)
-    side = "B-cos ViTs" + (f", inherent ×{ratio.value:.2f} the best other" if ratio else "")
     return Outcome(
         headlines=[_headline(_words(ratio, best), ratio)],
         rows=score_rows("B-cos", scores, "ABC", {"÷ inherent": normalised}),
         charts=[
-            method_markers(
+            bcos_chart(
                 "perturbation",
                 "Area between the curves, divided by that of the inherent explanation of the same "
                 "model; dashed: the mean over models.",
                 "ABC ÷ inherent ABC",
-                {side: values(normalised)},
+                normalised,
+                ratio,
             )
         ],
     )
@@ -87,6 +80,6 @@ FIGURE = PaperFigure(
     title="Pixel perturbation by explanations of B-cos ViTs",
     about="Up to a quarter of the pixels are zeroed, most important first and least important "
     "first; the area between the two curves of confidence (ABC) says how much the order knows.",
-    runs=runs,
+    runs=bcos_runs,
     make=make,
 )

@@ -2,7 +2,7 @@
 
 import datetime
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,20 @@ from typing import Any
 import torch
 
 from bcosvit.data.sources import open_source
+from bcosvit.models.catalog import create_model
 from bcosvit.paper.budget import Clock, fitted
 from bcosvit.paper.catalogue import find_figures
 from bcosvit.paper.figure import Outcome, PaperFigure, Row
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.runs import Runs, Say
 from bcosvit.paper.schedule import recipes
+from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.paper.tune import EPOCHS_SHARE, RATES, representatives, tuned
 from bcosvit.paper.write import INDEX, PAGE, About, write_figure, write_index
 from bcosvit.report.provenance import command_line, versions
 from bcosvit.report.subject import choose_device
+from bcosvit.train.initialise import initialise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +64,7 @@ def reproduce(
     )
     specs = list(dict.fromkeys(spec for wanted in figures for spec in wanted.runs(study)))
     needed = runs.needed(specs)
+    _check_given(runs, specs)
     decided: dict[str, Any] = {}
     if minutes is not None:
         tried = representatives(needed) if tune else []
@@ -94,6 +98,14 @@ def reproduce(
         missing=missing,
         page=page,
     )
+
+
+def _check_given(runs: Runs, specs: Sequence[RunSpec]) -> None:
+    """That the weights given for a backbone fit, which training would find out hours later."""
+    for name, file in runs.study.given.items():
+        on_it = (s for s in specs if not s.is_backbone and BACKBONE_OF[s.family] == name)
+        if (spec := next(on_it, None)) is not None:
+            initialise(create_model(runs.config(spec)), file)
 
 
 def _of(wanted: PaperFigure, lab: Lab) -> dict[str, str]:

@@ -26,9 +26,9 @@ import torch
 from bcosvit.data.sources import Source
 from bcosvit.evaluate import write_summary
 from bcosvit.models.card import RUN_KEY
-from bcosvit.models.catalog import create_model, model_config
+from bcosvit.models.catalog import model_config
 from bcosvit.models.config import Config, DenseNetConfig, to_dict
-from bcosvit.models.weights import load_state, read_metadata, save
+from bcosvit.models.weights import read_metadata, save_state
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.train import Machines, checkpoints
@@ -37,6 +37,7 @@ from bcosvit.train.best import WEIGHTS
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.record import FREE, RECORD
 from bcosvit.train.store import only_writer
+from bcosvit.train.task import model_state
 
 FINAL, DONE = "final.safetensors", "done.json"
 
@@ -191,13 +192,10 @@ class Runs:
 
 def save_final(folder: Path, config: Config, row: Mapping[str, float]) -> None:
     """The last epoch's weights (their average, where the recipe keeps one), ready to be loaded."""
-    state = checkpoints.read(folder / checkpoints.LAST)["state_dict"]
-    model = create_model(config)
-    prefix = "model."
-    load_state(model, {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    state = model_state(checkpoints.read(folder / checkpoints.LAST)["state_dict"])
     notes = read_metadata(folder / WEIGHTS)
     run = json.loads(notes[RUN_KEY]) | {"epoch": int(row["epoch"]), "accuracy": row["val_top1"]}
-    save(model, folder / FINAL, metadata={**notes, RUN_KEY: json.dumps(run)})
+    save_state(state, config, folder / FINAL, metadata={**notes, RUN_KEY: json.dumps(run)})
 
 
 @cache

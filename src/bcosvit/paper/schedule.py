@@ -9,10 +9,8 @@ serves all four.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bcosvit.paper.study import Study
+from bcosvit.paper.study import KINDS, Study
 from bcosvit.train.recipe import RECIPES, TINY_EPS, Recipe, change
-
-KINDS = ("bcos_densenet121", "densenet121", "bcos_vit", "vit")
 
 OF_TRANSFORMERS = frozenset({"cache_views", "train_backbone"})
 """Fields of recipes that mean nothing to a backbone on its own."""
@@ -59,7 +57,10 @@ def recipes(study: Study) -> dict[str, Recipe]:
     shared = {key: value for key, value in study.plain.items() if key not in OF_TRANSFORMERS}
     backbones = {**shared, **study.part("backbone.")}
     return {
-        kind: change(recipe, **(backbones if "densenet" in kind else study.plain))
+        kind: change(
+            recipe,
+            **{**(backbones if "densenet" in kind else study.plain), **study.part(f"{kind}.")},
+        )
         for kind, recipe in SCHEDULES[study.recipe].items()
     }
 

@@ -3,16 +3,42 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bcosvit.paper.charts import Chart, method_markers
 from bcosvit.paper.figure import Row, columns
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.sampled import Sampled, mean_of, sampled
-from bcosvit.paper.spec import RunSpec
+from bcosvit.paper.spec import RunSpec, configurations, with_seeds
+from bcosvit.paper.study import Study
 
 Scores = dict[str, dict[str, Sampled]]
 """By method, then by model, e.g. ``Ti-38``."""
 
 BASELINES = frozenset({"random"})
 """Methods that explain nothing, and so are not the best of any."""
+
+
+def bcos_runs(study: Study) -> list[RunSpec]:
+    """Of the figures about the B-cos transformers alone."""
+    return with_seeds(study, *configurations(study, "bcos"))
+
+
+def bcos_scores(lab: Lab, metric: str) -> Scores:
+    """Of their models."""
+    return method_scores(lab, configurations(lab.study, "bcos"), metric)
+
+
+def bcos_chart(
+    name: str,
+    caption: str,
+    axis: str,
+    scores: Scores,
+    ratio: Sampled | None,
+    *,
+    chance: float | None = None,
+) -> Chart:
+    """Their scores, headed by how the inherent explanations compare with the best others."""
+    side = "B-cos ViTs" + (f", inherent ×{ratio.value:.2f} the best other" if ratio else "")
+    return method_markers(name, caption, axis, {side: values(scores)}, chance=chance)
 
 
 def method_scores(lab: Lab, specs: Sequence[RunSpec], metric: str) -> Scores:

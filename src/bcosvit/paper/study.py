@@ -12,7 +12,10 @@ from bcosvit.report.subject import pick
 FLAVOURS = ("v2", "v1")
 """Of the B-cos backbone."""
 
-PREFIXES = ("model.", "densenet.", "backbone.")
+KINDS = ("bcos_densenet121", "densenet121", "bcos_vit", "vit")
+"""Of runs, by which they have their recipes."""
+
+PREFIXES = ("model.", "densenet.", "backbone.", *(f"{kind}." for kind in KINDS))
 """Of settings that are not for all recipes."""
 
 BCOS_METHODS = ("inherent", "ixg", "intgrad", "gradcam", "gradsam", "rollout", "finatt")
@@ -38,7 +41,7 @@ class Study:
     """See ``schedule``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Changes to recipes; with a prefix to ``model.`` (transformers), ``densenet.`` (backbones),
-    or ``backbone.`` (the recipes of backbones alone)."""
+    ``backbone.`` (the recipes of backbones alone) or a kind of run (the recipe of that alone)."""
     flavour: str = "v2"
     """Of the B-cos backbone."""
     given: Mapping[str, str] = field(default_factory=dict)

@@ -17,12 +17,14 @@ from bcosvit.data.sources import Source
 from bcosvit.data.splits import Split
 from bcosvit.evaluate import write_summary
 from bcosvit.paper.runs import Runs, read_json
-from bcosvit.paper.schedule import KINDS, with_epochs, with_rate
+from bcosvit.paper.schedule import with_epochs, with_rate
 from bcosvit.paper.spec import RunSpec
+from bcosvit.paper.study import KINDS
 from bcosvit.train.recipe import Recipe
+from bcosvit.train.task import DivergedError
 
-RATES = (2.5e-4, 1e-3, 4e-3)
-EPOCHS_SHARE = 0.2
+RATES = (1e-4, 3e-4, 1e-3)
+EPOCHS_SHARE = 0.4
 HELD_OUT = 0.1
 """Of each class's training pictures."""
 
@@ -72,7 +74,11 @@ def _try(trials: Runs, spec: RunSpec) -> dict[str, Any]:
     recipe, found = trials.recipes[spec.kind], {}
     for rate in RATES:
         trial = replace(trials, recipes={**trials.recipes, spec.kind: with_rate(recipe, rate)})
-        trial.train(spec)
+        try:
+            trial.train(spec)
+        except DivergedError:
+            found[rate] = 0.0
+            continue
         done = trial.done(spec)
         assert done is not None
         found[rate] = done["final_top1"]

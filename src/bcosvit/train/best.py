@@ -8,10 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bcosvit.files import atomic
 from bcosvit.models.card import CLASSES_KEY, RUN_KEY, title
-from bcosvit.models.catalog import create_model
-from bcosvit.models.weights import load_state, save
+from bcosvit.models.weights import save_state
 from bcosvit.train.record import Plan
-from bcosvit.train.task import Task
+from bcosvit.train.task import Task, model_state
 
 WEIGHTS, CARD = "best.safetensors", "README.md"
 
@@ -38,10 +37,8 @@ class BestModel(Callback):
         state = trainer.strategy.lightning_module_state_dict()
         if not trainer.is_global_zero:
             return
-        model = create_model(self.plan.model)
-        prefix = "model."
-        load_state(model, {k.removeprefix(prefix): v for k, v in state.items() if prefix in k})
-        save(model, self.folder / WEIGHTS, metadata=self._notes())
+        own = model_state(state)
+        save_state(own, self.plan.model, self.folder / WEIGHTS, metadata=self._notes())
         with atomic(self.folder / CARD) as temporary:
             temporary.write_text(self._card(), encoding="utf-8")
 

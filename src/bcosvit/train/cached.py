@@ -1,17 +1,16 @@
 """A run on cached features: builds what is missing of the cache, with a progress bar."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bcosvit.data.splits import Split
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed
 from bcosvit.train.data import Features, Samples
+from bcosvit.train.progress import counter
 from bcosvit.train.record import Plan
 from bcosvit.train.resident import Resident, keeps_on_device
 
@@ -50,7 +49,7 @@ def cached_features(
     resident = keeps_on_device(recipe.cache_on_device, needed, device, say)
     found: dict[str, Samples] = {}
     for name, split, views in wanted:
-        with _progress(f"features for {name}") as progress:
+        with counter(f"features for {name}") as progress:
             cache = FeatureCache.build(
                 model,
                 SplitViews(split=split, data=plan.fingerprint, seed=recipe.seed),
@@ -65,16 +64,8 @@ def cached_features(
             )
         left -= bytes_needed(model.config, len(split), views)
         if resident:
-            with _progress(f"features for {name} to {device}") as progress:
+            with counter(f"features for {name} to {device}") as progress:
                 found[name] = Resident(cache, recipe.seed, device, progress)
         else:
             found[name] = Features(cache, recipe.seed)
     return found["train"], found["val"]
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -58,6 +58,10 @@ class Machines:
         on_cpu = self.accelerator == "cpu" or not torch.accelerator.is_available()
         if recipe.precision == "fp16" and on_cpu:
             raise ValueError("precision = 'fp16' needs a GPU; use bf16 or 32 on a CPU.")
+        if recipe.graphs and (on_cpu or processes > 1):
+            raise ValueError(
+                "graphs = True needs a CUDA GPU, and one alone; leave it out, or set devices=1."
+            )
         if self.strategy == "fsdp":
             if recipe.clip == "adaptive":
                 raise ValueError(

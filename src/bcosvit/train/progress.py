@@ -1,8 +1,11 @@
 """What one sees of a run while it runs: a bar, and a line per epoch that stays."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import rich.progress
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import (
@@ -10,7 +13,7 @@ from lightning.pytorch.callbacks.progress.rich_progress import (
     CustomBarColumn,
 )
 from rich.console import Console
-from rich.progress import TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from bcosvit.train.task import Task
 
@@ -110,3 +113,12 @@ class Progress(RichProgressBar):
         minutes, seconds = divmod(round(per_step * (total - trainer.global_step)), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+@contextmanager
+def counter(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what is done before a run; to be told how much is done, of how much."""
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with rich.progress.Progress(*columns) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -113,11 +113,17 @@ class Recipe:
     cache_on_device: bool | None = None
     """Whether cached features are kept in the memory of each training device, at the same result
     without loading; ``None``: on a GPU where they take at most 60 % of what is free."""
+    pictures_on_device: bool = False
+    """Whether pictures are decoded once, kept as bytes in the memory of each training device, and
+    cropped and mirrored there (see `on_device`); needs ``rand_augment=None``."""
     precision: Precision = "32"
     """``bf16``, ``fp16``: mixed precision."""
     channels_last: bool = False
     compile: bool = False
     """Whether ``torch.compile`` makes the training step."""
+    graphs: bool = False
+    """Whether a CUDA GPU records the kernels of a step once and repeats them (`nn.Replay`), at the
+    same result: small models then train several times as fast."""
 
     checkpoint_epochs: int = 1
     """Epochs between checkpoints."""
@@ -158,8 +164,10 @@ class Recipe:
             "clip": get_args(Clipping),
             "channels_last": (True, False),
             "compile": (True, False),
+            "graphs": (True, False),
             "train_backbone": (True, False, None),
             "cache_on_device": (True, False, None),
+            "pictures_on_device": (True, False),
         }.items():
             if getattr(self, name) not in allowed:
                 _refuse(name, getattr(self, name), f"choose from {', '.join(map(str, allowed))}")
@@ -172,6 +180,10 @@ class Recipe:
                 self.accumulate,
                 f"it must divide batch_size = {self.batch_size}",
             )
+        if self.graphs and (self.compile or self.accumulate > 1):
+            _refuse("graphs", True, "it needs compile=False and accumulate=1")
+        if self.pictures_on_device and (self.rand_augment is not None or self.cache_views):
+            _refuse("pictures_on_device", True, "it needs rand_augment=None and cache_views=0")
         if self.warmup_epochs >= self.epochs:
             _refuse(
                 "warmup_epochs",

@@ -26,6 +26,7 @@ FREE = frozenset(
         "cache_folder",
         "cache_gigabytes",
         "cache_on_device",
+        "graphs",
     }
 )
 """Fields of a recipe that change nothing about the result, so that a resumed run may."""

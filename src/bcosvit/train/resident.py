@@ -61,23 +61,24 @@ class Resident(Dataset[Batch]):
         positions = torch.tensor([ticket.position for ticket in tickets])
         epochs = torch.tensor([ticket.epoch for ticket in tickets])
         views = (self._first[positions] + epochs) % self.views
-        records = self._sent(positions * self.views + views)
+        records = sent(positions * self.views + views, self.device)
         return Batch(
             # The product is of float32: no wider copy is made first.
             self.features.index_select(0, records) * self.scales.index_select(0, records),
             self.labels.index_select(0, records),
-            self._sent(torch.tensor([ticket.weight for ticket in tickets])),
+            sent(torch.tensor([ticket.weight for ticket in tickets]), self.device),
         )
 
-    def _sent(self, tensor: Tensor) -> Tensor:
-        """``tensor`` on the device, without waiting for what that still has to do."""
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``, without waiting for what that still has to do."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that features may share with everything else.
+    """Memory that samples may share with everything else.
 
     A CPU's is all that the machine has: most of what is in use there is page cache.
     """
@@ -89,17 +90,23 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def shortage(what: str, needed: int, share: float, device: torch.device) -> str | None:
+    """Why ``needed`` bytes of ``what`` do not go to the device; None where they do."""
+    free = free_bytes(device)
+    if needed <= share * free:
+        return None
+    return f"{size(needed)} of {what} are more than {share:.0%} of the {size(free)} free"
+
+
 def keeps_on_device(
     wanted: bool | None, needed: int, device: torch.device, say: Callable[[str], None]
 ) -> bool:
     """Whether ``needed`` bytes of features go to the device; ``wanted`` is ``cache_on_device``."""
     if wanted is False or (wanted is None and device.type != "cuda"):
         return False
-    free = free_bytes(device)
-    share = SHARE_ON_DEMAND if wanted else SHARE
-    if needed <= share * free:
+    short = shortage("features", needed, SHARE_ON_DEMAND if wanted else SHARE, device)
+    if short is None:
         return True
-    short = f"{size(needed)} of features are more than {share:.0%} of the {size(free)} free"
     if wanted:
         raise ValueError(
             f"cache_on_device = True is not allowed on {device}, where {short}; set fewer "

@@ -23,6 +23,7 @@ from rich.console import Console
 from bcosvit.data.sources import Source
 from bcosvit.data.splits import SourceError, Split
 from bcosvit.data.transforms import eval_transform, train_transform
+from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
 from bcosvit.models.config import Config
 from bcosvit.train import record
@@ -34,6 +35,7 @@ from bcosvit.train.history import History, Row
 from bcosvit.train.initialise import initialise
 from bcosvit.train.machines import Machines
 from bcosvit.train.memory import keep_drawn
+from bcosvit.train.on_device import pictures_on_device
 from bcosvit.train.pictures import ContributionPictures
 from bcosvit.train.plan import resolve
 from bcosvit.train.progress import Progress
@@ -49,6 +51,8 @@ _EXPECTED_WARNINGS = (
     # How many workers there are is the recipe's business.
     r"The '\w+_dataloader' does not have many workers",
     r"This DataLoader will create \d+ worker processes in total",
+    # What it runs on is the machines' business.
+    r"GPU available but not used",
     # Lightning's own way with torch's trees.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
@@ -119,12 +123,8 @@ def train(
             _tell_resumed(folder, found)
         elif _is_first():
             record.write(plan, folder, asdict(machines))
-        samples: tuple[Samples, Samples] = (
-            cached_features(plan, network, splits, folder, trainer.strategy.root_device, _say)
-            if recipe.cache_views
-            else (Pictures(splits[0], recipe.seed), Pictures(splits[1], recipe.seed))
-        )
         try:
+            samples = _samples(plan, network, splits, folder, trainer.strategy.root_device)
             trainer.fit(
                 Task(network, recipe, steps, inputs="features" if recipe.cache_views else "images"),
                 datamodule=Data(*samples, recipe),
@@ -168,6 +168,17 @@ def _splits(plan: Plan, source: Source) -> tuple[Split, Split]:
         keep_drawn(source.train).with_transform(for_training),
         keep_drawn(source.val).with_transform(for_validation),
     )
+
+
+def _samples(
+    plan: Plan, network: AnyModel, splits: tuple[Split, Split], folder: Path, device: torch.device
+) -> tuple[Samples, Samples]:
+    recipe = plan.recipe
+    if recipe.cache_views:
+        return cached_features(plan, network, splits, folder, device, _say)
+    if recipe.pictures_on_device:
+        return pictures_on_device(splits, recipe, device)
+    return Pictures(splits[0], recipe.seed), Pictures(splits[1], recipe.seed)
 
 
 def _callbacks(

@@ -6,6 +6,7 @@ run that resumes in the middle of an epoch reports the same curve as one that wa
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,12 +20,17 @@ from torchmetrics import Metric
 
 from bcosvit.models.base import Classifier
 from bcosvit.models.vit import VisionTransformer
+from bcosvit.nn import Replay
 from bcosvit.train.clipping import clip_adaptively
 from bcosvit.train.data import Batch
 from bcosvit.train.recipe import Recipe
 
 SUMS = "bcosvit.train_sums"
 """Where a checkpoint keeps training's running sums."""
+
+
+class DivergedError(ValueError):
+    """A run whose loss is no number any more."""
 
 
 class Mean(Metric):
@@ -90,14 +96,18 @@ class Task(LightningModule):
             # behind the model's own call.
             compiled = self.model if inputs == "images" else self.model.get_submodule("blocks")
             compiled.compile()
+        self._replay = Replay(self.model, self._logits) if recipe.graphs else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.recipe.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if self.inputs == "features":
-            assert isinstance(self.model, VisionTransformer)
-            return self.model.from_features(inputs)
-        return self.model(inputs)
+        return self._logits(inputs) if self._replay is None else self._replay(inputs)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        if self.inputs == "images":
+            return self.model(inputs)
+        assert isinstance(self.model, VisionTransformer)
+        return self.model.from_features(inputs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self(batch.inputs)
@@ -177,7 +187,7 @@ class Task(LightningModule):
             with mean.sync_context():
                 sums[name] = (mean.total.item(), mean.weight.item())
         if not math.isfinite(sums["loss"][0]):
-            raise ValueError(
+            raise DivergedError(
                 f"Training diverged: the loss in epoch {self.current_epoch + 1} is not finite; "
                 f"lower learning_rate, or set clip=adaptive. This state is not saved."
             )
@@ -189,3 +199,9 @@ class Task(LightningModule):
             for name, (total, weight) in checkpoint[SUMS].items():
                 self.train_means[name].total.fill_(total)
                 self.train_means[name].weight.fill_(weight)
+
+
+def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's part of a task's state dict."""
+    prefix = "model."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -1,0 +1,106 @@
+"""Kernels that a GPU is told once and then repeats: what launching costs, a small model pays once.
+
+A dense network launches a thousand small kernels a pass, a training step several thousand, and
+each costs the host more time than it takes the device. `Replay` records them as CUDA graphs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 3
+"""Passes before one is recorded, in which kernels are compiled and libraries make their choices."""
+
+
+class _Key(NamedTuple):
+    """What a recording holds for; all else runs as it would without."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    autocast: torch.dtype | None
+
+
+class Replay:
+    """``run`` as recorded at the first call; ``run`` is ``module`` itself, or a part of it.
+
+    There are up to three recordings: of a training step's forward and backward pass, and of
+    inference in either mode of the module. Each is for batches like the first one; a batch of
+    another shape (the last of an epoch), or one that is itself differentiated (an explanation), is
+    computed as ever. Parameters and buffers are read where they lie, so training goes on between
+    replays; a module that gets *other* tensors (``module.to``) needs a new ``Replay``.
+
+    What a training replay returns is overwritten by the next one, and its gradients belong to one
+    backward pass: add none up over several batches.
+    """
+
+    def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.module, self.run = module, run or module
+        self._recorded: dict[tuple[bool, bool], tuple[_Key, Callable[[Tensor], Tensor]]] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            raise ValueError(
+                f"Kernels are recorded on CUDA devices alone, and the batch is on {x.device}: "
+                f"call the module itself."
+            )
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters())
+        if x.requires_grad and torch.is_grad_enabled():
+            return self.run(x)
+        kind = (learns, self.module.training)
+        narrow = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        key = _Key(x.shape, x.dtype, x.device, narrow)
+        if kind not in self._recorded:
+            # Autocast's cache would hand the recording weights that were cast before it began.
+            with torch.autocast("cuda", narrow, enabled=narrow is not None, cache_enabled=False):
+                record = self._record_step if learns else self._record_pass
+                self._recorded[kind] = key, record(x)
+        recorded, replay = self._recorded[kind]
+        return replay(x) if key == recorded else self.run(x)
+
+    def _record_step(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        # Parameters' gradients are added up by nodes that the recording has made, on a stream of
+        # its own. Autograd waits for it where it must, and would warn that it does.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        kept = [buffer.clone() for buffer in self.module.buffers()]
+        step = torch.cuda.make_graphed_callables(
+            _Part(self.module, self.run), (x.clone(),), num_warmup_iters=WARM_UP
+        )
+        assert isinstance(step, _Part)
+        with torch.no_grad():
+            # Running statistics saw the warm-up.
+            for buffer, before in zip(self.module.buffers(), kept, strict=True):
+                buffer.copy_(before)
+        return step
+
+    def _record_pass(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        place = x.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.run(place)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = self.run(place)
+
+        def replay(x: Tensor) -> Tensor:
+            place.copy_(x)
+            graph.replay()
+            return out.clone()
+
+        return replay
+
+
+class _Part(nn.Module):
+    """``run`` as a module, so that the gradients of ``module``'s parameters are known."""
+
+    def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.run = module, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
