@@ -1,23 +1,8 @@
 """The installed command, run as a user runs it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-
-def bcosvit(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = Path(sys.executable).parent / "bcosvit"
-    return subprocess.run(
-        [command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "120"},
-        **options,
-    )
+from tests.command import bcosvit
 
 
 def test_info_prints_the_models_costs():
@@ -43,6 +28,7 @@ def test_info_of_all():
         (["info", "bcos_vit_ti_39"], "did you mean"),
         (["info", "bcos_vit_ti_38", "--set", "b=0.5"], "B = 0.5"),
         (["info", "bcos_vit_ti_38", "--set", "maxout"], "write key=value"),
+        (["export", "--format", "paper", "--out", "o"], "choose from onnx, torch-export, hub"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, says):

@@ -1,16 +1,14 @@
 """`bcosvit explain` and `bcosvit evaluate`, as a user runs them."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from bcosvit.cli import app
+from bcosvit.cli import app, main
 from bcosvit.data.scenes import Scenes
+from tests.command import bcosvit
 from tests.report.support import Page, write_pictures, write_weights
 
 DATA = "scenes?size=32&train=8&val=24"
@@ -77,18 +75,6 @@ def test_evaluate_prints_json_alone(folder):
     assert json.loads(result.stdout)["accuracy"]["images"] == 24
 
 
-def bcosvit(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = Path(sys.executable).parent / "bcosvit"
-    return subprocess.run(
-        [command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "200"},
-        **options,
-    )
-
-
 def test_the_report_names_its_command(folder):
     options = ["--weights", "model.safetensors", "--classes", "sea star", "--out", "a b.html"]
     result = bcosvit("explain", "pictures/0000.png", *options)
@@ -107,6 +93,34 @@ def test_a_mistake_is_one_sentence(folder):
     assert "Error: The file [bold].png is not a picture of a known format" in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--out", "file/report.html"), "file cannot be used (Not a directory)"),
+        (("--out", "pictures"), "pictures cannot be used (Is a directory)"),
+        (("--out", ""), ". cannot be used (Is a directory)"),
+        (("--npz", "file"), "file cannot be used (Not a directory)"),
+    ],
+)
+def test_what_cannot_be_written_is_one_sentence(folder, monkeypatch, capsys, option, says):
+    (folder / "file").touch()
+    command = ["bcosvit", "explain", "pictures", "--weights", "model.safetensors", *option]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"Error: {says}; check the path, its rights" in capsys.readouterr().err
+
+
+def test_evaluate_looks_at_its_folder_first(folder, monkeypatch):
+    (folder / "file").touch()
+    monkeypatch.setattr("bcosvit.report.evaluate.evaluate", lambda *_, **__: pytest.fail("late"))
+    weights = ("--weights", "model.safetensors", "--data", DATA, "--metrics", "accuracy")
+    result = run("evaluate", *weights, "--out", "file")
+    assert isinstance(result.exception, NotADirectoryError)
 
 
 @pytest.mark.parametrize(

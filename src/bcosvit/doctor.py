@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bcosvit.models.pretrained import DEFAULT, FOLDER, cache_folder, shipped
+from bcosvit.files import cache_folder
+from bcosvit.models.pretrained import DEFAULT, FOLDER, shipped
 
 CORE = ("torch", "torchvision", "numpy", "pillow", "safetensors", "matplotlib", "typer", "rich")
 
@@ -66,7 +67,7 @@ def examine() -> Findings:
     import bcosvit
 
     own = {"bcosvit": bcosvit.__version__, "Python": platform.python_version()}
-    cache = cache_folder()
+    cache = cache_folder("weights")
     return Findings(
         versions={**own, **{name: _version(name) for name in (*CORE, "triton")}},
         devices=_devices(),

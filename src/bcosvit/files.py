@@ -1,5 +1,7 @@
-"""Writing files so that a crash, a full disk or a second writer never leaves half of one."""
+"""Writing files so that a crash, a full disk or a second writer never leaves half of one, and where
+what is downloaded is kept."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,11 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def cache_folder(kind: str) -> Path:
+    """Where downloads of a kind (weights, shards) are kept; ``XDG_CACHE_HOME`` moves it."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "bcosvit" / kind
+
+
+def make_folder(path: str | Path) -> None:
+    """With those around it, where they are missing."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        # That a file is in the way, the system would only hint at.
+        message = os.strerror(errno.ENOTDIR)
+        raise NotADirectoryError(errno.ENOTDIR, message, str(path)) from error
+
+
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path`` that takes its place once the block succeeds."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # Before the work rather than after it.
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)

@@ -145,12 +145,23 @@ def test_unknown_names(name, says):
         ({"tap": 5}, "tap = 5.*1 to 4"),
         ({"image_size": 8}, "too small"),
         ({"image_size": (224, 224, 3)}, "image_size"),
+        ({"image_size": 1.5}, "image_size"),
+        ({"width": 0}, "width = 0"),
+        ({"tap": "x"}, "tap = 'x'"),
+        ({"b": "x"}, "b = 'x'.*give a number"),
+        ({"mlp_ratio": -1}, "mlp_ratio = -1"),
         ({"colour": 1}, "no option 'colour'; it has family"),
     ],
 )
 def test_impossible_axes(options, says):
     with pytest.raises(ValueError, match=says):
         create_model("bcos_vit_ti_38", **options)
+
+
+@pytest.mark.parametrize("blocks", ["x", (), (6, 0), (6, 1.5)])
+def test_impossible_dense_blocks(blocks):
+    with pytest.raises(ValueError, match=r"blocks = .* give >= 1 layer per block"):
+        create_model("densenet121", blocks=blocks)
 
 
 @pytest.mark.parametrize("options", [{"maxout": 2}, {"attention": "shifted"}, {"b": 1.0}])

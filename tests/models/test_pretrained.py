@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from bcosvit import create_model, load, save
 from bcosvit.cli import app
+from bcosvit.files import cache_folder
 from bcosvit.models import pretrained
-from bcosvit.models.pretrained import DEFAULT, cache_folder, locate, shipped
+from bcosvit.models.pretrained import DEFAULT, locate, shipped
 from bcosvit.models.weights import load_backbone, read_metadata
 from tests.conftest import randomise, small_config, tiny_config
 from tests.report.support import write_pictures, write_weights
@@ -73,7 +74,7 @@ def test_an_address_is_fetched_once(asked, weights, cache):
     assert read_metadata(where) == read_metadata(weights)
     assert asked[1:] == ["/a%20model.safetensors"]
     assert [path.name for path in cache.rglob("*") if path.is_file()] == [weights.name]
-    assert cache == cache_folder()
+    assert cache == cache_folder("weights")
 
 
 def test_what_was_cached_and_then_damaged_is_fetched_again(asked, weights):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from bcosvit import create_model, explain, load, load_backbone, save
 from bcosvit.models import DenseNetConfig
-from bcosvit.models.weights import load_state, read_metadata
+from bcosvit.models.weights import CONFIG_KEY, load_state, published_state, read_metadata
 from tests.conftest import randomise, small_config, tiny_config
 
 
@@ -56,6 +56,20 @@ def test_saving_is_atomic(tmp_path, monkeypatch):
         save(create_model(small_config(num_classes=9)), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("config", ["nonsense", "{}", '{"kind": "densenet", "later": 1}'])
+def test_a_config_that_cannot_be_read(tmp_path, config):
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.zeros(1)}, path, metadata={CONFIG_KEY: config})
+    with pytest.raises(ValueError, match=r"m.safetensors holds a model config that cannot be read"):
+        load(path)
+
+
+def test_a_text_is_no_checkpoint(tmp_path):
+    (tmp_path / "text.pth").write_text("hello")
+    with pytest.raises(ValueError, match="not a plain state dict"):
+        published_state(tmp_path / "text.pth")
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(tmp_path):

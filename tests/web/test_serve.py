@@ -50,5 +50,8 @@ def test_a_port_that_is_taken(answers):
         )
     assert done.returncode == 2
     told = " ".join(done.stderr.split())
-    assert f"Error: Port {port} of 127.0.0.1 cannot be used; give another with --port." in told
+    assert (
+        f"Error: Port {port} of 127.0.0.1 cannot be used; give another with --port or --host."
+        in told
+    )
     assert "Traceback" not in told

@@ -31,10 +31,21 @@ def _root() -> None:
 
 
 def main() -> None:
-    """Runs the command line; a ``ValueError`` is the user's to mend, so it is one red sentence."""
+    """Runs the command line; a ``ValueError`` is the user's to mend, so it is one red sentence.
+
+    So is what the system refuses: a folder that cannot be written, a full disk.
+    """
     try:
         app()
     except ValueError as error:
-        # Messages quote shapes and names, which may look like markup.
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
+        _tell(str(error))
         raise SystemExit(2) from None
+    except OSError as error:
+        refused = f"{error.filename} cannot be used" if error.filename else "The system refused"
+        _tell(f"{refused} ({error.strerror or error}); check the path, its rights and the disk.")
+        raise SystemExit(2) from None
+
+
+def _tell(message: str) -> None:
+    # Messages quote shapes and names, which may look like markup.
+    Console(stderr=True).print(f"[bold red]Error:[/] {escape(message)}", highlight=False)

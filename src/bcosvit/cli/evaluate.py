@@ -1,5 +1,6 @@
 """`bcosvit evaluate`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,4 +74,4 @@ def evaluate(
         Console().print_json(data=found.summary())
         return
     Console().print(evaluation_table(found))
-    Console().print(f"{out}/{REPORT}", highlight=False, soft_wrap=True, markup=False)
+    Console().print(str(Path(out, REPORT)), highlight=False, soft_wrap=True, markup=False)

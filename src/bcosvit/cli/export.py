@@ -35,6 +35,7 @@ def export(
     bcosvit export --weights best.safetensors --format hub --out my-model
     """
     from bcosvit.export import export_repository, export_weights
+    from bcosvit.export.run import ENDINGS
 
     if format == "hub":
         if explanation:
@@ -42,6 +43,9 @@ def export(
         export_repository(weights, out)
         Console().print(out, highlight=False, soft_wrap=True, markup=False)
         return
-    found = export_weights(weights, out, format=format, explanation=explanation)  # type: ignore[arg-type]
+    if format not in ENDINGS:
+        known = ", ".join([*ENDINGS, "hub"])
+        raise ValueError(f"There is no format {format!r}; choose from {known}.")
+    found = export_weights(weights, out, format=format, explanation=explanation)
     Console().print(found.table())
     Console().print(out, highlight=False, soft_wrap=True, markup=False)

@@ -11,11 +11,13 @@ import hashlib
 import importlib
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from bcosvit.data.images import EXTENSIONS
 from bcosvit.data.splits import SourceError
+from bcosvit.files import atomic, cache_folder
 
 __all__ = ["is_shards", "local_shards", "webdataset"]
 
@@ -68,30 +70,23 @@ def local_shards(data: str, cache: Path | None) -> list[Path]:
 
 def _fetch(address: str, cache: Path | None) -> Path:
     """Copy a remote shard into the cache, completely or not at all; a second run finds it there."""
-    root = cache
-    if root is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        root = Path(home) / "bcosvit" / "shards"
-    root.mkdir(parents=True, exist_ok=True)
     # The name says which split it is; the hash tells addresses apart.
     names = re.findall(r"[\w.-]+\.tar\b", address) or ["shard.tar"]
-    folder = root / hashlib.sha256(address.encode()).hexdigest()[:16]
-    target = folder / names[-1][-100:]
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]
+    target = (cache or cache_folder("shards")) / folder / names[-1][-100:]
     if target.exists():
         return target
-    folder.mkdir(exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}.partial")
     try:
-        with webdataset("gopen").gopen(address) as stream, open(partial, "wb") as file:
-            while block := stream.read(1 << 20):
-                file.write(block)
-        os.replace(partial, target)
+        with (
+            atomic(target) as partial,
+            webdataset("gopen").gopen(address) as stream,
+            partial.open("wb") as file,
+        ):
+            shutil.copyfileobj(stream, file)
     except Exception as error:
         raise SourceError(
             f"The shard {address} cannot be fetched ({error}): check the address and the network."
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 

@@ -17,6 +17,12 @@ Family = Literal["bcos", "conventional"]
 Flavour = Literal["v1", "v2", "conventional"]
 Position = Literal["none", "emb", "add", "mul"]
 
+NUMBERS = (
+    *("mlp_ratio", "b", "attention_b", "gain", "prior_gain", "feature_scale"),
+    *("logit_scale", "logit_bias", "eps"),
+)
+"""Fields of a `ModelConfig` that need not be whole."""
+
 FROM_FAMILY: Any = None
 """The default of fields that are resolved in ``__post_init__``; no config ever holds it."""
 
@@ -43,10 +49,10 @@ class DenseNetConfig:
 
     def __post_init__(self) -> None:
         _check_choice("backbone flavour", self.flavour, get_args(Flavour))
-        object.__setattr__(self, "blocks", tuple(self.blocks))
+        object.__setattr__(self, "blocks", _several(self.blocks))
         for name in ("growth", "stem_width", "bottleneck", "num_classes"):
             _check_positive(name, getattr(self, name))
-        if not self.blocks or any(layers < 1 for layers in self.blocks):
+        if not self.blocks or not all(map(_is_positive, self.blocks)):
             raise ValueError(f"blocks = {self.blocks} is not allowed: give >= 1 layer per block.")
         scale, bias = {
             "v1": (1e-3, LOGIT_BIAS),
@@ -55,6 +61,8 @@ class DenseNetConfig:
             "conventional": (1.0, 0.0),
         }[self.flavour]
         _resolve(self, logit_scale=scale, logit_bias=bias)
+        for name in ("logit_scale", "logit_bias"):
+            _check_number(name, getattr(self, name))
 
     @property
     def family(self) -> Family:
@@ -83,8 +91,8 @@ class StemConfig:
     """f in γ = f/√c of the stem's B-cos convolutions."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if not self.widths or any(width < 1 for width in self.widths):
+        object.__setattr__(self, "widths", _several(self.widths))
+        if not self.widths or not all(map(_is_positive, self.widths)):
             raise ValueError(f"widths = {self.widths} is not allowed: give positive channels.")
 
 
@@ -133,8 +141,10 @@ class ModelConfig:
         _check_choice("family", self.family, get_args(Family))
         bcos = self.family == "bcos"
         size = self.image_size
-        pair = (size, size) if isinstance(size, int) else tuple(size)
+        pair = tuple(size) if isinstance(size, list | tuple) else (size, size)
         object.__setattr__(self, "image_size", pair)
+        for name in ("width", "tap"):
+            _check_positive(name, getattr(self, name))
         backbone = self.backbone or DenseNetConfig(flavour="v1" if bcos else "conventional")
         dense = isinstance(backbone, DenseNetConfig)
         _resolve(
@@ -155,11 +165,18 @@ class ModelConfig:
     def _check(self) -> None:
         _check_choice("position", self.position, get_args(Position))
         _check_choice("attention", self.attention, get_args(AttentionKind))
+        for name in NUMBERS:
+            _check_number(name, getattr(self, name))
         check_bcos(self.b, self.maxout)
         check_bcos(self.attention_b, self.maxout)
-        for name in ("width", "heads", "depth", "patch", "num_classes"):
+        for name in ("heads", "depth", "patch", "num_classes"):
             _check_positive(name, getattr(self, name))
-        if len(self.image_size) != 2 or any(side < 1 for side in self.image_size):
+        if self.width * self.mlp_ratio < 1:
+            raise ValueError(
+                f"mlp_ratio = {self.mlp_ratio} is not allowed: it leaves no unit of a width of "
+                f"{self.width}; give 1 or more."
+            )
+        if len(self.image_size) != 2 or not all(map(_is_positive, self.image_size)):
             raise ValueError(
                 f"image_size = {self.image_size} is not allowed: give pixels, or (height, width)."
             )
@@ -257,6 +274,19 @@ def _check_choice(what: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{what} = {value!r} is not allowed: choose from {', '.join(allowed)}.")
 
 
+def _several(values: Any) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_number(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{what} = {value!r} is not allowed: give a number.")
+
+
 def _check_positive(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_positive(value):
         raise ValueError(f"{what} = {value!r} is not allowed: give an integer >= 1.")

@@ -7,13 +7,12 @@ carry a revision. Nothing is ever unpickled on the way.
 
 import hashlib
 import http.client
-import os
 import re
 import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bcosvit.files import atomic
+from bcosvit.files import atomic, cache_folder
 
 FOLDER = Path(__file__).parents[1] / "pretrained"
 """Package data: NAME.safetensors with its model card NAME.md."""
@@ -68,12 +67,6 @@ def locate(where: str | Path) -> Path:
     raise ValueError(f"There is no weights file {path}; give {_allowed()}.")
 
 
-def cache_folder() -> Path:
-    """Where downloaded weights are kept; ``XDG_CACHE_HOME`` moves it."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "bcosvit" / "weights"
-
-
 def _allowed() -> str:
     ways = "a path, https://ADDRESS#sha256=SUM or hf://OWNER/REPOSITORY"
     return f"{ways}, or a shipped model: {', '.join(shipped())}" if shipped() else ways
@@ -93,7 +86,7 @@ def _download(where: str) -> Path:
     wanted = _wanted_sum(where)
     parts = urlsplit(where)
     name = Path(unquote(parts.path)).name.lstrip(".") or HUB_FILE
-    target = cache_folder() / wanted[:16] / name
+    target = cache_folder("weights") / wanted[:16] / name
     if target.is_file() and _sum_of(target) == wanted:
         return target
     address = urlunsplit(parts._replace(fragment=""))

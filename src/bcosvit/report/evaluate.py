@@ -11,6 +11,7 @@ from bcosvit.data.sources import open_source
 from bcosvit.evaluate import Evaluation, GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.evaluate import Progress as Told
 from bcosvit.evaluate.localisation import CELLS
+from bcosvit.files import make_folder
 from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
 from bcosvit.report.evaluation_data import Pictures, open_pictures
 from bcosvit.report.provenance import command_line, versions
@@ -49,17 +50,17 @@ def evaluate_weights(
     if limit is not None:
         pictures.limit(limit, seed)
     wanted, left_out = _metrics(metrics, subject, pictures)
+    game = GridPointingGame(grids=grids, seed=seed) if "localisation" in wanted else None
+    perturbation = PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
+    # Before the work rather than after it.
+    make_folder(out)
     with _told(console) as progress:
         found = evaluate(
             subject.model,
             pictures,
             chosen,
-            localisation=(
-                GridPointingGame(grids=grids, seed=seed) if "localisation" in wanted else None
-            ),
-            perturbation=(
-                PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
-            ),
+            localisation=game,
+            perturbation=perturbation,
             masks=pictures.masks() if "masks" in wanted else None,
             batch_size=batch,
             workers=workers,

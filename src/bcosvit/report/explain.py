@@ -85,8 +85,9 @@ def explain_pictures(
     )
     skipped: list[Skipped] = []
     kinds = ((out, explain_page), (npz, npz_files), (png, png_files), (json, json_file))
+    asked = [(path, kind) for path, kind in kinds if path is not None]
     with ExitStack() as stack:
-        writers = [stack.enter_context(kind(path, about)) for path, kind in kinds if path]
+        writers = [stack.enter_context(kind(path, about)) for path, kind in asked]
         for number, (name, path) in enumerate(_told(paths, console), start=1):
             found: Explained | Skipped
             try:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 
 from bcosvit.data.splits import Skipped
 from bcosvit.files import atomic
-from bcosvit.report.explain_html import TOP, About, Add
-from bcosvit.report.explained import Explained, colours
+from bcosvit.report.explain_html import About, Add
+from bcosvit.report.explained import TOP, Explained, colours
 from bcosvit.report.figures import (
     contribution_scales,
     method_image,
@@ -112,29 +113,15 @@ def json_file(path: str | Path, about: About) -> Iterator[Add]:
 
 
 def _record(found: Explained, names: Sequence[str]) -> dict[str, Any]:
-    def prediction(label: int) -> dict[str, Any]:
-        return {
-            "class": names[label],
-            "index": label,
-            "probability": found.confidences[label].item(),
-            "logit": found.logits[label].item(),
-        }
-
-    explained = [prediction(label) for label in found.target.tolist()]
-    own = found.inherent
-    if own is not None and own.residual is not None:
-        sums, errors = own.map.double().sum((1, 2)).tolist(), own.completeness_error().tolist()
+    explained = [found.entry(label, names) for label in found.target.tolist()]
+    if found.inherent is not None:
         for row, entry in enumerate(explained):
-            entry |= {
-                "contributions": sums[row],
-                "residual": own.residual[row].item(),
-                "bias": own.bias,
-                "completeness_error": errors[row],
-            }
+            # The logit is the prediction's, with and without an explanation.
+            entry |= asdict(found.sums(row)) | {"logit": entry["logit"]}
     return {
         "number": found.number,
         "file": found.name,
-        "top": [prediction(label) for label in found.surest(TOP)],
+        "top": [found.entry(label, names) for label in found.surest(TOP)],
         "explained": explained,
     }
 

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from bcosvit.data.splits import Skipped
-from bcosvit.report.explained import TITLES, Explained, colours
+from bcosvit.report.explained import TITLES, TOP, Explained, Sums, colours
 from bcosvit.report.figures import (
     JET_METHODS,
     RGB,
     contribution_scales,
-    gradient_css,
-    method_image,
     on_white,
     overlay_image,
     photo_bytes,
     photo_image,
-    png_bytes,
 )
 from bcosvit.report.html import (
     Html,
@@ -30,16 +27,13 @@ from bcosvit.report.html import (
     page,
     paragraph,
     picture,
-    scale,
     table,
     text,
 )
+from bcosvit.report.pieces import map_figure, percent, signed
 
 Add = Callable[[Explained | Skipped], None]
 """Takes one picture after the other, the unreadable ones among them."""
-
-TOP = 5
-"""Classes in a picture's table, beside those explained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +114,7 @@ def _section(found: Explained, about: About) -> Html:
         parts.append(element("h3", text(about.classes[label] + " "), title))
         parts += _panels(found, row, about.classes[label], photo, scales)
         if found.inherent is not None:
-            parts.append(_sum(found, row))
+            parts.append(_sum(found.sums(row)))
     return element("section", *parts, class_="picture", aria_labelledby=heading)
 
 
@@ -145,16 +139,16 @@ def _panels(
 ) -> list[Html]:
     """The photo, the first method and W(x) large; the other methods in a row below."""
     first, *others = found.attributions
+    maps = {method: found.attributions[method].map[row] for method in found.attributions}
     size = (photo.shape[1], photo.shape[0])
     large = [
         figure(
             picture(photo_bytes(photo), f"{found.name}, as the model saw it", size),
             Html(f"<b>Picture</b>, cropped to {size[0]}×{size[1]} pixels"),
         ),
-        _map(found, first, row, name, scales[first][row]),
+        map_figure(first, maps[first], scales[first][row], name),
     ]
-    first_map, first_scale = found.attributions[first].map[row], scales[first][row]
-    over = overlay_image(photo, first, first_map, first_scale)
+    over = overlay_image(photo, first, maps[first], scales[first][row])
     large.append(
         figure(
             picture(photo_bytes(over), f"{TITLES[first]} to {name}, on the picture", size),
@@ -172,39 +166,22 @@ def _panels(
         )
     panels = [element("div", *large, class_="panels large")]
     if others:
-        small = [_map(found, method, row, name, scales[method][row]) for method in others]
+        small = [map_figure(method, maps[method], scales[method][row], name) for method in others]
         panels.append(element("div", *small, class_="panels"))
     return panels
 
 
-def _map(found: Explained, method: str, row: int, name: str, full: float) -> Html:
-    image = method_image(method, found.attributions[method].map[row], full)
-    jet = method in JET_METHODS
-    meaning = "from blue, nothing, to red" if jet else "red for the class, blue against it"
-    ends = ("0", f"{full:.2g}") if jet else (f"−{full:.2g}", "0", f"+{full:.2g}")
-    bar_of = scale(gradient_css(method), ends if full > 0 else ("zero everywhere",))
-    alt = f"{TITLES[method]} to {name}: {meaning}"
-    return figure(
-        picture(png_bytes(image), alt, (image.shape[1], image.shape[0])),
-        element("b", text(TITLES[method])),
-        bar_of,
-    )
-
-
-def _sum(found: Explained, row: int) -> Html:
+def _sum(sums: Sums) -> Html:
     """Completeness as arithmetic that anyone can check."""
-    own = found.inherent
-    assert own is not None and own.residual is not None and own.logit is not None
     values = {
-        "Σ contributions": own.map[row].double().sum().item(),
-        "residual": own.residual[row].item(),
-        "bias": own.bias,
+        "Σ contributions": sums.contributions,
+        "residual": sums.residual,
+        "bias": sums.bias,
     }
     terms = " + ".join(f"{name} <b>{signed(value)}</b>" for name, value in values.items())
-    error = own.completeness_error()[row].item()
     return Html(
-        f'<p class="sum">{terms} = logit <b>{signed(own.logit[row].item())}</b>, '
-        f"to within {error:.1e}</p>"
+        f'<p class="sum">{terms} = logit <b>{signed(sums.logit)}</b>, '
+        f"to within {sums.completeness_error:.1e}</p>"
     )
 
 
@@ -216,13 +193,3 @@ def _skipped(skipped: Sequence[Skipped]) -> Html:
         rows = [(item.key, item.reason) for item in skipped]
         content = table(f"{len(skipped)} left out.", ("File", "Reason"), rows)
     return element("section", heading, content, aria_labelledby="skipped")
-
-
-def percent(share: float) -> str:
-    """``93.1 %``, and no false zero."""
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
-def signed(value: float) -> str:
-    """With a sign that is as wide as a plus."""
-    return f"{value:+.4f}".replace("-", "−")

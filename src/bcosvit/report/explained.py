@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +28,22 @@ TITLES = {
 }
 """What people call the methods."""
 
+TOP = 5
+"""Classes that are listed of a picture, beside those explained."""
+
 CLASSES_AT_ONCE = 8
 """Bounds memory when many classes of a picture are explained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Completeness as arithmetic: contributions + residual + bias = logit."""
+
+    contributions: float
+    residual: float
+    bias: float
+    logit: float
+    completeness_error: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +71,27 @@ class Explained:
     def surest(self, count: int) -> list[int]:
         """The first ``count`` classes by logit."""
         return self.logits.topk(min(count, len(self.logits))).indices.tolist()
+
+    def entry(self, label: int, names: Sequence[str]) -> dict[str, Any]:
+        """What is predicted for a class, fit for JSON."""
+        return {
+            "class": names[label],
+            "index": label,
+            "probability": self.confidences[label].item(),
+            "logit": self.logits[label].item(),
+        }
+
+    def sums(self, row: int) -> Sums:
+        """The check that a class's inherent explanation is complete, in numbers."""
+        own = self.inherent
+        assert own is not None and own.residual is not None and own.logit is not None
+        return Sums(
+            contributions=own.map[row].double().sum().item(),
+            residual=own.residual[row].item(),
+            bias=own.bias,
+            logit=own.logit[row].item(),
+            completeness_error=own.completeness_error()[row].item(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,13 +18,10 @@ from torch import Tensor
 
 from bcosvit.data.images import read
 from bcosvit.report.classes import find_classes
-from bcosvit.report.explained import Explained, Lens
+from bcosvit.report.explained import TOP, Explained, Lens, Sums
 from bcosvit.report.figures import contribution_scales
 from bcosvit.report.subject import Subject
 from bcosvit.web.limits import Limits
-
-TOP = 5
-"""Classes that are listed, and that share a joint scale."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,17 +52,6 @@ class Box:
             return None
         x, y, width, height = given
         return cls(x=x, y=y, width=width, height=height)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums:
-    """Completeness as arithmetic: contributions + residual + bias = logit."""
-
-    contributions: float
-    residual: float
-    bias: float
-    logit: float
-    completeness_error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +142,7 @@ class Answers:
 
     def entry(self, found: Explained, label: int) -> dict[str, Any]:
         """What is predicted for a class, fit for JSON."""
-        return {
-            "class": self.subject.names[label],
-            "index": label,
-            "probability": found.confidences[label].item(),
-            "logit": found.logits[label].item(),
-        }
+        return found.entry(label, self.subject.names)
 
     def explain(
         self, picture: Picture, label: int, method: str | None = None, *, joint: bool = False
@@ -180,15 +161,7 @@ class Answers:
 
     def sums(self, picture: Picture, label: int) -> Sums:
         """The check that an explanation is complete, in numbers."""
-        own = self._inherent(picture, label).found.inherent
-        assert own is not None and own.residual is not None and own.logit is not None
-        return Sums(
-            contributions=own.map[0].double().sum().item(),
-            residual=own.residual[0].item(),
-            bias=own.bias,
-            logit=own.logit[0].item(),
-            completeness_error=own.completeness_error()[0].item(),
-        )
+        return self._inherent(picture, label).found.sums(0)
 
     def region(self, picture: Picture, label: int, box: Box) -> Region:
         """What a box contributes to a class."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from bcosvit.report.explained import colours
+from bcosvit.report.explained import TOP, colours
 from bcosvit.report.figures import (
     RGB,
     method_image,
@@ -16,7 +16,7 @@ from bcosvit.report.figures import (
     photo_image,
     png_bytes,
 )
-from bcosvit.web.answers import TOP, Answers, Box
+from bcosvit.web.answers import Answers, Box
 from bcosvit.web.exports import export
 from bcosvit.web.gradio_parts import handed_out, queued, told, upload
 

@@ -92,7 +92,7 @@ def serving(
             )
         except OSError as error:
             raise ValueError(
-                f"Port {port} of {host} cannot be used; give another with --port."
+                f"Port {port} of {host} cannot be used; give another with --port or --host."
             ) from error
         try:
             yield str(blocks.local_url)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.report.explain_html import percent
+from bcosvit.report.explained import TOP
 from bcosvit.report.html import Html
+from bcosvit.report.pieces import percent
 from bcosvit.web import panels
-from bcosvit.web.answers import TOP, Answers, Box, Picture
+from bcosvit.web.answers import Answers, Box, Picture
 from bcosvit.web.exports import export
 
 OWN, JOINT = "Independent", "Joint"
@@ -133,7 +134,7 @@ class Desk:
         picture, label = self.chosen(visit, visit.at)
         name, joint = self.answers.subject.names[label], scale == JOINT
         maps = [self.answers.explain(picture, label, each, joint=joint) for each in methods]
-        return panels.gallery([panels.map_figure(each, name) for each in maps])
+        return panels.gallery([panels.map_of(each, name) for each in maps])
 
     def save(self, kind: str, visit: Visit, methods: list[str], folder: Path) -> Path:
         """A file about all pictures of the visit that can be read."""

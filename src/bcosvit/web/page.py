@@ -6,9 +6,9 @@ from typing import Any
 import gradio as gr
 
 from bcosvit.data.images import EXTENSIONS
-from bcosvit.report.explained import TITLES
+from bcosvit.report.explained import TITLES, TOP
 from bcosvit.web import panels, style
-from bcosvit.web.answers import TOP, Answers
+from bcosvit.web.answers import Answers
 from bcosvit.web.desk import JOINT, OWN, START, Desk, Visit
 from bcosvit.web.exports import KINDS
 from bcosvit.web.gradio_parts import handed_out, queued, told, upload

@@ -5,24 +5,16 @@ have texts for those who do not see them; every text that a user brought is esca
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bcosvit.report.explain_html import percent, signed
-from bcosvit.report.explained import TITLES, colours
-from bcosvit.report.figures import (
-    JET_METHODS,
-    gradient_css,
-    method_image,
-    on_white,
-    overlay_image,
-    photo_bytes,
-    photo_image,
-    png_bytes,
-)
-from bcosvit.report.html import Html, bar, definitions, element, figure, picture, scale, text
+from bcosvit.report.explained import TITLES, Sums, colours
+from bcosvit.report.figures import on_white, overlay_image, photo_bytes, photo_image
+from bcosvit.report.html import Html, bar, definitions, element, figure, picture, text
+from bcosvit.report.pieces import map_figure, percent, signed
 from bcosvit.report.subject import Subject
-from bcosvit.web.answers import Box, Picture, Region, Shown, Sums
+from bcosvit.web.answers import Box, Picture, Region, Shown
 
 NOTHING = (
     "Drop photos, choose them, or paste one. You will see what the model takes them for, and how "
@@ -112,7 +104,7 @@ def views(shown: Shown, name: str, alpha: float, box: Box | None) -> Html:
             _stage(photo_bytes(photo), "The picture as the model sees it", size, box),
             Html(f"<b>Picture</b>, {size[0]}×{size[1]} pixels"),
         ),
-        map_figure(shown, name, box),
+        map_of(shown, name, box),
         figure(
             _stage(photo_bytes(over), f"{TITLES[shown.method]} to {name}, on it", size, box),
             element("b", text("Overlay")),
@@ -129,19 +121,9 @@ def views(shown: Shown, name: str, alpha: float, box: Box | None) -> Html:
     return element("div", *large, class_="views")
 
 
-def map_figure(shown: Shown, name: str, box: Box | None = None) -> Html:
+def map_of(shown: Shown, name: str, box: Box | None = None) -> Html:
     """A method's map with its scale."""
-    image = method_image(shown.method, shown.map, shown.scale)
-    size, full = (image.shape[1], image.shape[0]), shown.scale
-    jet = shown.method in JET_METHODS
-    meaning = "from blue, nothing, to red" if jet else "red for the class, blue against it"
-    ends = ("0", f"{full:.2g}") if jet else (f"−{full:.2g}", "0", f"+{full:.2g}")
-    alt = f"{TITLES[shown.method]} to {name}: {meaning}"
-    return figure(
-        _stage(png_bytes(image), alt, size, box),
-        element("b", text(TITLES[shown.method])),
-        scale(gradient_css(shown.method), ends if full > 0 else ("zero everywhere",)),
-    )
+    return map_figure(shown.method, shown.map, shown.scale, name, partial(_stage, box=box))
 
 
 def sums_card(sums: Sums) -> Html:

@@ -23,7 +23,9 @@ from bcosvit.ops.bcos_scale.triton import (
     _power,
     bcos_scale_and_squares,
     flat_norms,
-    scale_backward,
+    remember_options,
+    room,
+    units_backward,
 )
 from bcosvit.ops.common import NARROW, constant_if
 
@@ -155,33 +157,23 @@ _product = torch.library.custom_op("bcosvit::bcos_linear", _launch, mutates_args
 
 @_product.register_fake
 def _(x, weight, norm, m, b, scale, frozen, keep, with_squares):
-    rows, outputs = x.shape[0], weight.shape[0] // m
-    return (
-        x.new_empty(rows, outputs),
-        x.new_empty(rows if keep and m > 1 else 0, outputs, dtype=torch.uint8),
-        norm.new_empty(rows if with_squares else 0),
-    )
+    return room(x, norm, weight.shape[0] // m, m, keep, with_squares)
 
 
 def _remember(ctx, inputs, output) -> None:
-    x, weight, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, _, ctx.with_squares = inputs
-    out, winner, squares = output
-    ctx.mark_non_differentiable(*((winner,) if ctx.with_squares else (winner, squares)))
+    x, weight, norm, *options = inputs
+    remember_options(ctx, options, output)
     with_weight = ctx.needs_input_grad[1]
-    ctx.save_for_backward(x if with_weight else x.new_empty(0), weight, norm, out, winner)
+    ctx.save_for_backward(x if with_weight else x.new_empty(0), weight, *output[:2], norm)
 
 
 def _differentiate(ctx, grad, _, d_squares):
-    x, weight, norm, out, winner = ctx.saved_tensors
+    x, weight, *kept = ctx.saved_tensors
     with_x, with_weight, with_norm = ctx.needs_input_grad[:3]
-    if not ctx.with_squares or ctx.frozen:
-        d_squares = None
-    d_units, d_norm = scale_backward(
-        grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
-    )
+    d_units, d_norm = units_backward(ctx, grad, d_squares, kept, with_norm)
     d_x = d_units @ weight if with_x else None
     d_weight = d_units.transpose(-2, -1) @ x if with_weight else None
-    return d_x, d_weight, d_norm if with_norm else None, *[None] * 6
+    return d_x, d_weight, d_norm, *[None] * 6
 
 
 _product.register_autograd(_differentiate, setup_context=_remember)

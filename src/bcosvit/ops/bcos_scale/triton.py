@@ -11,8 +11,6 @@ Rows are independent and no atomics are used, so results are the same on every r
 Letters: R rows, C outputs a row, M units an output.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -75,9 +73,7 @@ def _launch_forward(
     if units.stride(-1) != 1:
         units = units.contiguous()
     rows, outputs = units.shape[0], units.shape[1] // m
-    out = units.new_empty(rows, outputs)
-    winner = units.new_empty((rows, outputs) if keep and m > 1 else (0, outputs), dtype=torch.uint8)
-    squares = norm.new_empty(rows if with_squares else 0)
+    out, winner, squares = room(units, norm, outputs, m, keep, with_squares)
     block_r, block_c = _blocks(rows, outputs)
     # A sum over a row belongs to one program; otherwise pieces of rows are spread out.
     across = 1 if with_squares else triton.cdiv(outputs, block_c)
@@ -108,30 +104,49 @@ _forward = torch.library.custom_op("bcosvit::bcos_scale", _launch_forward, mutat
 
 @_forward.register_fake
 def _(units, norm, m, b, scale, frozen, keep, with_squares):
-    rows, outputs = units.shape[0], units.shape[1] // m
+    return room(units, norm, units.shape[1] // m, m, keep, with_squares)
+
+
+def room(
+    rows: Tensor, norm: Tensor, outputs: int, m: int, keep: bool, with_squares: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Unwritten y, winners and Σy² of a B-cos transform, empty where they are not asked for."""
+    count = rows.shape[0]
     return (
-        units.new_empty(rows, outputs),
-        units.new_empty(rows if keep and m > 1 else 0, outputs, dtype=torch.uint8),
-        norm.new_empty(rows if with_squares else 0),
+        rows.new_empty(count, outputs),
+        rows.new_empty(count if keep and m > 1 else 0, outputs, dtype=torch.uint8),
+        norm.new_empty(count if with_squares else 0),
     )
+
+
+def remember_options(ctx, options, output) -> None:
+    """What ``units_backward`` needs besides tensors; ``options`` are an op's inputs from m on."""
+    ctx.m, ctx.b, ctx.scale, ctx.frozen, _, ctx.with_squares = options
+    _, winner, squares = output
+    ctx.mark_non_differentiable(*((winner,) if ctx.with_squares else (winner, squares)))
+
+
+def units_backward(ctx, grad, d_squares, kept, with_norm: bool):
+    """d units, and d norm or None; ``kept`` are y, the winners and the norms."""
+    out, winner, norm = kept
+    if not ctx.with_squares or ctx.frozen:
+        d_squares = None
+    backward = _launch_backward if launches_directly(grad) else _backward
+    d_units, d_norm = backward(
+        grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
+    )
+    return d_units, d_norm if with_norm else None
 
 
 def _remember(ctx, inputs, output) -> None:
-    _, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, _, ctx.with_squares = inputs
-    out, winner, squares = output
-    ctx.mark_non_differentiable(*((winner,) if ctx.with_squares else (winner, squares)))
-    ctx.save_for_backward(out, winner, norm)
+    _, norm, *options = inputs
+    remember_options(ctx, options, output)
+    ctx.save_for_backward(*output[:2], norm)
 
 
 def _differentiate(ctx, grad, _, d_squares):
-    out, winner, norm = ctx.saved_tensors
     with_norm = ctx.needs_input_grad[1]
-    if not ctx.with_squares or ctx.frozen:
-        d_squares = None
-    d_units, d_norm = scale_backward(
-        grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
-    )
-    return d_units, d_norm if with_norm else None, None, None, None, None, None, None
+    return *units_backward(ctx, grad, d_squares, ctx.saved_tensors, with_norm), *[None] * 6
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)
@@ -143,11 +158,6 @@ class _Scale(torch.autograd.Function):
     forward = staticmethod(_launch_forward)
     setup_context = staticmethod(_remember)
     backward = staticmethod(_differentiate)
-
-
-def scale_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """d units and d norm, see `_launch_backward`."""
-    return (_launch_backward if launches_directly(grad) else _backward)(grad, *rest)
 
 
 def _launch_backward(
