@@ -248,6 +248,10 @@ def test_a_backbone_is_a_start_too(tmp_path, capsys):
             "precision = 'fp16' needs a GPU",
         ),
         (
+            {"settings": {"graphs": True}, "machines": Machines(accelerator="cpu")},
+            "graphs = True needs a CUDA GPU",
+        ),
+        (
             {"model": "bcos_densenet121", "settings": {"train_backbone": False}},
             "a DenseNet, which is all backbone",
         ),

@@ -38,7 +38,8 @@ from bcosvit.data.images import to_tensor
 
 __all__ = ["EvalTransform", "TrainTransform", "eval_transform", "train_transform"]
 
-_SLIMMEST = 3 / 4
+SLIMMEST = 3 / 4
+"""Width over height of a crop, at least; at most its inverse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class TrainTransform:
     @property
     def at_least(self) -> int:
         """The short side at which the smallest crop still has `image_size` pixels."""
-        return math.ceil(self.image_size / math.sqrt(self.scale[0] * _SLIMMEST))
+        return math.ceil(self.image_size / math.sqrt(self.scale[0] * SLIMMEST))
 
     def __call__(self, image: Image.Image) -> Tensor:
         box = self._crop.make_params([image])
@@ -89,7 +90,7 @@ class TrainTransform:
 
     @cached_property
     def _crop(self) -> Any:
-        ratio = (_SLIMMEST, 1 / _SLIMMEST)
+        ratio = (SLIMMEST, 1 / SLIMMEST)
         return _v2().RandomResizedCrop(self.image_size, scale=self.scale, ratio=ratio)
 
     @cached_property

@@ -17,7 +17,7 @@ from bcosvit.files import atomic, cache_folder
 FOLDER = Path(__file__).parents[1] / "pretrained"
 """Package data: NAME.safetensors with its model card NAME.md."""
 
-DEFAULT = "bcos_densenet121_imagenette"
+DEFAULT = "bcos_vit_ti_87_imagenette"
 """The shipped model that is used where none is asked for."""
 
 HUB_FILE = "model.safetensors"

@@ -70,23 +70,31 @@ def load(where: str | Path) -> AnyModel:
     ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``.
     """
     path = locate(where)
-    notes = read_metadata(path)
-    if CONFIG_KEY not in notes:
+    config = read_config(path)
+    if config is None:
         raise ValueError(
             f"{path} holds no model config, so it is not a bcosvit weights file; "
             f"load the authors' backbones with load_backbone(model, path)."
         )
+    model = create_model(config)
+    state = {k: t.float() if t.is_floating_point() else t for k, t in load_file(path).items()}
+    load_state(model, state, source=str(path))
+    return model.eval()
+
+
+def read_config(where: str | Path) -> Config | None:
+    """The config of the model in a file that ``save`` wrote; ``None`` for other safetensors."""
+    path = locate(where)
+    notes = read_metadata(path)
+    if CONFIG_KEY not in notes:
+        return None
     try:
-        config = from_dict(json.loads(notes[CONFIG_KEY]))
+        return from_dict(json.loads(notes[CONFIG_KEY]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} holds a model config that cannot be read ({error}); it may be of a later "
             f"version: update bcosvit, or give other weights."
         ) from error
-    model = create_model(config)
-    state = {k: t.float() if t.is_floating_point() else t for k, t in load_file(path).items()}
-    load_state(model, state, source=str(path))
-    return model.eval()
 
 
 def read_metadata(where: str | Path) -> dict[str, str]:

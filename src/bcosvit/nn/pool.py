@@ -12,10 +12,10 @@ class AvgPool2d(DynamicModule, nn.AvgPool2d):
 
     Where windows overlap and channels lie last in memory, torch 2.11 returns a wrong gradient (at
     3×3 windows and stride 2 by as much as the gradient itself), so that contributions through a
-    DenseNet's stem would be wrong. Such inputs are rearranged first.
+    DenseNet's stem would be wrong. Inputs that are differentiated are rearranged first.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         windows = zip(_pair(self.kernel_size), _pair(self.stride), strict=True)
         overlap = any(size > step for size, step in windows)
-        return super().forward(x.contiguous() if overlap else x)
+        return super().forward(x.contiguous() if overlap and x.requires_grad else x)

@@ -63,7 +63,9 @@ class Replay:
     def _record_step(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         # Parameters' gradients are added up by nodes that the recording has made, on a stream of
         # its own. Autograd waits for it where it must, and would warn that it does.
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        hush = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+        if hush is not None:
+            hush(False)
         kept = [buffer.clone() for buffer in self.module.buffers()]
         step = torch.cuda.make_graphed_callables(
             _Part(self.module, self.run), (x.clone(),), num_warmup_iters=WARM_UP

@@ -15,14 +15,10 @@ from bcosvit.train.recipe import RECIPES, TINY_EPS, Recipe, change
 OF_TRANSFORMERS = frozenset({"cache_views", "train_backbone"})
 """Fields of recipes that mean nothing to a backbone on its own."""
 
-_SMALL = Recipe(
+_SMALL = replace(
+    RECIPES["small-bcos"],
     epochs=60,
-    batch_size=128,
-    learning_rate=1e-3,
-    schedule="cosine",
     warmup_epochs=3,
-    final_lr=1e-5,
-    rand_augment=None,
     # Writing one takes as long as an epoch of so few pictures.
     checkpoint_epochs=10,
     picture_every=0,
@@ -43,7 +39,11 @@ SCHEDULES: Mapping[str, Mapping[str, Recipe]] = {
         "bcos_vit": RECIPES["paper-bcos"],
         "vit": RECIPES["paper-conventional"],
     },
-    "small": _families(_SMALL),
+    "small": {
+        # From scratch, as fast as the longer schedule begins.
+        **_families(replace(_SMALL, learning_rate=RECIPES["paper-backbone"].learning_rate)),
+        **{kind: recipe for kind, recipe in _families(_SMALL).items() if kind.endswith("vit")},
+    },
     **{name: _families(recipe) for name, recipe in RECIPES.items()},
 }
 

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from bcosvit.data.transforms import SLIMMEST
+
 TRIES = 10
-SLIMMEST = 3 / 4
-"""Width to height of a crop, at least; at most the inverse."""
 TIE = 1e-3
 """What a level is rounded up by, beyond a half: means that lie between two levels are common, and
 which way they go must not hang on the order of a sum, that is on how large the batch is."""

@@ -1,6 +1,5 @@
 """Where a run's weights come from when not from chance."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +7,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bcosvit.models.base import Classifier
-from bcosvit.models.config import Config, DenseNetConfig, from_dict
+from bcosvit.models.config import Config, DenseNetConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.pretrained import locate
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.models.weights import CONFIG_KEY, load_backbone, load_state, read_metadata
+from bcosvit.models.weights import load_backbone, load_state, read_config
 
 
 def config_in(path: str | Path) -> Config | None:
     """The config of the model in a weights file of ours; ``None`` for other files."""
     path = locate(path)
-    if path.suffix != ".safetensors":
-        return None
-    notes = read_metadata(path)
-    return from_dict(json.loads(notes[CONFIG_KEY])) if CONFIG_KEY in notes else None
+    return read_config(path) if path.suffix == ".safetensors" else None
 
 
 def initialise(model: Classifier[Any], path: str | Path) -> str:

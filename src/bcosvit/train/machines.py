@@ -56,6 +56,11 @@ class Machines:
                 f"{processes} devices × {recipe.accumulate} accumulated batches = {shares}."
             )
         on_cpu = self.accelerator == "cpu" or not torch.accelerator.is_available()
+        if self.accelerator == "gpu" and on_cpu:
+            raise ValueError(
+                "accelerator = 'gpu' is not possible: torch finds none; use cpu or auto, or look "
+                "into it with `bcosvit doctor`."
+            )
         if recipe.precision == "fp16" and on_cpu:
             raise ValueError("precision = 'fp16' needs a GPU; use bf16 or 32 on a CPU.")
         if recipe.graphs and (on_cpu or processes > 1):

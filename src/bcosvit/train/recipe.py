@@ -269,6 +269,23 @@ RECIPES: Mapping[str, Recipe] = {
         final_lr=1e-4,
         rand_augment=None,
     ),
+    # A B-cos ViT for some thousand photographs, on a frozen backbone:
+    #   bcosvit train photos/ --recipe small-bcos --model bcos_vit_ti_87 --set model.maxout=1 \
+    #       --set model.backbone=v2 --init bcos_densenet121_imagenette --out runs/photos
+    # On Imagenette (9,469 photographs) 88.9 %: the model that ships. About a minute on an H200 with
+    # precision=bf16, pictures_on_device=True, graphs=True. The rate is the best of 1e-4, 3e-4 and
+    # 1e-3 on a tenth of the training photographs.
+    "small-bcos": Recipe(
+        loss="bce",
+        epochs=18,
+        batch_size=128,
+        learning_rate=3e-4,
+        adam_eps=TINY_EPS,
+        schedule="cosine",
+        warmup_epochs=2,
+        final_lr=1e-6,
+        rand_augment=None,
+    ),
     # A small B-cos ViT (`QUICK_MODEL`) from scratch:
     #   bcosvit train "scenes?size=48" --recipe quick --out runs/quick
     # Under 2 minutes on 2 cores; 99 % validation accuracy, and 5 times as much positive
