@@ -21,6 +21,7 @@ from bcosvit import DenseNetConfig, ModelConfig, list_models
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
 from bcosvit.settings import parse_settings
+from bcosvit.paper.schedule import SCHEDULES
 from bcosvit.train import RECIPES, Recipe, train
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +114,7 @@ def test_commands_exist(page):
         # Parses as the command line does, and raises where it would; nothing is run.
         given = known[words[0]].make_context(words[0], list(words[1:])).params
         # Names that the command would look up only when it runs.
-        recipes = (None, *RECIPES, *(["paper"] if words[0] == "reproduce" else []))
+        recipes = (None, *(SCHEDULES if words[0] == "reproduce" else RECIPES))
         assert given.get("recipe") in recipes, words
         assert given.get("model") in (None, *list_models()), words
         for key in parse_settings(given.get("settings") or []):
