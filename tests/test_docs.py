@@ -20,8 +20,8 @@ import typer
 from bcosvit import DenseNetConfig, ModelConfig, list_models
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
-from bcosvit.settings import parse_settings
 from bcosvit.paper.schedule import SCHEDULES
+from bcosvit.settings import parse_settings
 from bcosvit.train import RECIPES, Recipe, train
 
 ROOT = Path(__file__).parents[1]
