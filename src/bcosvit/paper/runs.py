@@ -28,6 +28,7 @@ from bcosvit.evaluate import write_summary
 from bcosvit.models.card import RUN_KEY
 from bcosvit.models.catalog import model_config
 from bcosvit.models.config import Config, DenseNetConfig, to_dict
+from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import read_metadata, save_state
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
@@ -199,8 +200,8 @@ def save_final(folder: Path, config: Config, row: Mapping[str, float]) -> None:
 
 
 @cache
-def _digest(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+def _digest(weights: str) -> str:
+    return hashlib.sha256(locate(weights).read_bytes()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

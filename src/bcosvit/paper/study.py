@@ -7,6 +7,7 @@ from typing import Any
 
 from bcosvit.explain import EXPLAINERS
 from bcosvit.models.catalog import BACKBONES, SIZES, TAPS
+from bcosvit.models.pretrained import locate
 from bcosvit.report.subject import pick
 
 FLAVOURS = ("v2", "v1")
@@ -45,7 +46,8 @@ class Study:
     flavour: str = "v2"
     """Of the B-cos backbone."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """Weights files of backbones that need not be trained, by the backbone's name."""
+    """Weights of backbones that need not be trained, by the backbone's name: files, or whatever
+    else ``load`` takes."""
     methods: tuple[str, ...] | None = None
     """Explanations to compare, where they apply; None: the paper's."""
     grids: int = 250
@@ -74,8 +76,8 @@ class Study:
         self._check_settings()
         for name, file in self.given.items():
             assert name in BACKBONES
-            if not Path(file).is_file():
-                raise ValueError(f"There is no weights file {file}; check the path.")
+            # What does not exist is found before anything is trained.
+            locate(file)
 
     def _check_settings(self) -> None:
         for key in self.settings:
