@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, explain, explainers
+from bcosvit.evaluate import PixelPerturbation, evaluate
 from bcosvit.models import DenseNetConfig
 from bcosvit.nn import AvgPool2d, Replay
 from tests.conftest import randomise, small_config, tiny_config
@@ -120,3 +121,31 @@ def test_replayed_inference_follows_the_weights():
                 images = torch.rand(n, 3, 32, 32, device="cuda")
                 torch.testing.assert_close(replay(images), model(images), rtol=1e-4, atol=1e-5)
             model.classifier.weight.normal_()
+
+
+def test_evaluation_equals_cpu():
+    model = randomise(create_model(small_config())).eval()
+    images = torch.rand(18, 3, 16, 16)
+    # All are right, so that there are pictures to perturb; the last batch is smaller.
+    labels = model(images).argmax(1).tolist()
+    data = [(images[n], label, str(n)) for n, label in enumerate(labels)]
+
+    def measured():
+        metric = PixelPerturbation(images=10)
+        return evaluate(model, data, localisation=None, perturbation=metric, batch_size=4)
+
+    cpu = measured()
+    model.cuda()
+    gpu = measured()
+    for mine, theirs in zip(gpu.accuracy.predictions, cpu.accuracy.predictions, strict=True):
+        assert (mine.key, mine.predicted) == (theirs.key, theirs.predicted)
+        assert mine.log_odds == pytest.approx(theirs.log_odds, rel=1e-3, abs=1e-3)
+    assert [image.key for image in gpu.perturbation.images] == [
+        image.key for image in cpu.perturbation.images
+    ]
+    torch.testing.assert_close(
+        gpu.perturbation.confidences["inherent"],
+        cpu.perturbation.confidences["inherent"],
+        rtol=0,
+        atol=0.05,
+    )

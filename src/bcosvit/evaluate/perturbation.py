@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.evaluate.accuracy import Prediction, most_confident
+from bcosvit.evaluate.accuracy import FromEncoded, Prediction, most_confident
 from bcosvit.evaluate.bootstrap import Bootstrap, Estimate
 from bcosvit.evaluate.confidence import confidence
 from bcosvit.evaluate.ties import significant
@@ -55,6 +55,7 @@ def confidence_curves(
     places: Tensor,
     removed: Sequence[int],
     batch_size: int,
+    from_encoded: FromEncoded | None = None,
 ) -> Tensor:
     """Confidences [M, B, 2, P] in ``labels`` [B] with so many pixels ``removed`` (P, from 0 up).
 
@@ -68,7 +69,7 @@ def confidence_curves(
     end = torch.cat([torch.full_like(counts, pixels), pixels - counts]).unsqueeze(1)
 
     def sure(inputs: Tensor, sample: Tensor) -> Tensor:
-        all_ = confidence(model, model.from_encoded(inputs))
+        all_ = confidence(model, (from_encoded or model.from_encoded)(inputs))
         return all_.gather(1, labels[sample].unsqueeze(1)).squeeze(1)
 
     every = torch.arange(samples, device=places.device)
@@ -124,13 +125,15 @@ class PixelPerturbation:
         keys: Sequence[str],
         maps: Mapping[str, Tensor],
         batch_size: int,
+        from_encoded: FromEncoded | None = None,
     ) -> dict[str, Tensor]:
-        """Every method's confidences [B, 2, P] on images [B, 3, H, W] from its maps [B, H, W]."""
+        """Every method's confidences [B, 2, P] on images [B, 3, H, W] from its maps [B, H, W];
+        ``from_encoded`` may be a faster way to do what the model's does."""
         pixels = images.shape[-2] * images.shape[-1]
         shuffles = torch.stack([self._shuffle(key, pixels) for key in keys]).to(images.device)
         places = torch.stack([removal_places(each.flatten(1), shuffles) for each in maps.values()])
         removed = [round(share * pixels) for share in self.shares]
-        curves = confidence_curves(model, images, labels, places, removed, batch_size)
+        curves = confidence_curves(model, images, labels, places, removed, batch_size, from_encoded)
         return dict(zip(maps, curves, strict=True))
 
     def _shuffle(self, key: str, pixels: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.evaluate.accuracy import Accuracy, Prediction, accuracy_of, predict
+from bcosvit.evaluate.accuracy import Accuracy, FromEncoded, Prediction, accuracy_of, predict
 from bcosvit.evaluate.bootstrap import Bootstrap
 from bcosvit.evaluate.localisation import CELLS, GridPointingGame, Localisation
 from bcosvit.evaluate.masks import Masked, energy_inside, pointing
@@ -24,6 +24,7 @@ from bcosvit.evaluate.samples import Batch, Images, Masks, Reader
 from bcosvit.explain import Explainer, explain_with
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.replay import replayed
 
 Progress = Callable[[int, int, str], None]
 """Told how many images are done, of how many, for what; counts those of this process."""
@@ -62,7 +63,18 @@ def evaluate(
             f"The model knows {model.config.num_classes} classes, but a grid shows {CELLS} "
             f"different ones; pass localisation=None."
         )
-    run = _Run(model, data, methods, batch_size, workers, Ranks.current(), progress)
+    run = _Run(
+        model,
+        data,
+        methods,
+        batch_size,
+        workers,
+        Ranks.current(),
+        progress,
+        # Two recordings: batches of predictions and those of perturbation may differ in size.
+        predicting=replayed(model, model.from_encoded),
+        perturbing=replayed(model, model.from_encoded),
+    )
     if explaining:
         # A method that does not exist or apply is better found now than after all predictions.
         run.maps(*run.on_device(next(run.reader().read([0], 1))))
@@ -95,6 +107,8 @@ class _Run:
     workers: int
     ranks: Ranks
     progress: Progress | None
+    predicting: FromEncoded
+    perturbing: FromEncoded
 
     def reader(self, masks: Masks | None = None) -> Reader:
         return Reader(data=self.data, masks=masks, workers=self.workers)
@@ -122,7 +136,8 @@ class _Run:
         """Of all images, in their order."""
         mine = self.ranks.share(range(len(self.data)))
         batches = self._told(mine, self.reader().read(mine, self.batch_size), "predictions")
-        return self.ranks.gather([row for batch in batches for row in predict(self.model, batch)])
+        rows = [row for batch in batches for row in predict(self.model, batch, self.predicting)]
+        return self.ranks.gather(rows)
 
     def again(
         self, images: Sequence[Prediction], batch_size: int, what: str, masks: Masks | None = None
@@ -221,7 +236,7 @@ def _explain_batch(
         some = {method: each[[at[i] for i in perturb]] for method, each in maps.items()}
         keys = [batch.keys[i] for i in perturb]
         curves = metric.curves(
-            run.model, images[perturb], labels[perturb], keys, some, run.batch_size
+            run.model, images[perturb], labels[perturb], keys, some, run.batch_size, run.perturbing
         )
         for i, row in zip(perturb, _rows(curves), strict=True):
             results[i].curves = row

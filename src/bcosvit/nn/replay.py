@@ -97,6 +97,12 @@ class Replay:
         return replay
 
 
+def replayed(module: nn.Module, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``run`` recorded where ``module`` is on a CUDA device, and as it is elsewhere."""
+    on_gpu = any(tensor.is_cuda for tensor in module.parameters())
+    return Replay(module, run) if on_gpu else run
+
+
 class _Part(nn.Module):
     """``run`` as a module, so that the gradients of ``module``'s parameters are known."""
 
