@@ -342,3 +342,32 @@ def test_pictures_must_be_tensors_of_one_size():
 
     with pytest.raises(ValueError, match="Image 'name' is str, expected a tensor"):
         evaluate(colour_model(), Files(), [Uniform()])
+
+
+class Short:
+    """Claims to be complete, and leaves a quarter of every logit out."""
+
+    def __call__(self, model, images, target=None):
+        logit = model(images).detach().gather(1, target.unsqueeze(1)).squeeze(1)
+        share = 0.75 * (logit - model.bias) / images[0, 0].numel()
+        maps = share.view(-1, 1, 1).expand(-1, *images.shape[-2:])
+        none = torch.zeros_like(logit)
+        return Attribution(map=maps, target=target, residual=none, logit=logit, bias=model.bias)
+
+
+def test_completeness_is_measured_where_it_is_claimed(real):
+    model, data = real
+    found = evaluate(
+        model, data, ("inherent", "ixg"), perturbation=PixelPerturbation(images=6), **QUICK
+    )
+    explained = 4 * len(found.localisation.grids) + len(found.perturbation.images)
+    assert found.completeness.explanations == explained > 10
+    assert 0 < found.completeness.worst < 1e-4
+    assert found.summary()["completeness"]["explanations"] == explained
+    post_hoc = evaluate(model, data, ("ixg",), localisation=None, **QUICK)
+    assert post_hoc.completeness is None and "completeness" not in post_hoc.summary()
+
+
+def test_contributions_that_do_not_add_up_are_seen():
+    found = evaluate(colour_model(), Patches(), (Short(),), localisation=None, **QUICK)
+    assert found.completeness.worst == pytest.approx(0.25, rel=1e-4)

@@ -10,13 +10,14 @@ from bcosvit.evaluate.confidence import confidence, log_odds
 from bcosvit.evaluate.localisation import GridPointingGame, Localisation, localisation_score
 from bcosvit.evaluate.masks import Masked, energy_inside, pointing
 from bcosvit.evaluate.perturbation import Perturbation, PixelPerturbation, area_between
-from bcosvit.evaluate.results import Evaluation, write_summary, write_table
+from bcosvit.evaluate.results import Completeness, Evaluation, write_summary, write_table
 from bcosvit.evaluate.run import Progress, evaluate
 from bcosvit.evaluate.samples import Images, Masks
 
 __all__ = [
     "Accuracy",
     "Bootstrap",
+    "Completeness",
     "Estimate",
     "Evaluation",
     "GridPointingGame",

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,16 @@ from bcosvit.evaluate.perturbation import Perturbation
 from bcosvit.files import atomic
 
 
+@dataclass(frozen=True, kw_only=True)
+class Completeness:
+    """Whether contributions add up to what they explain."""
+
+    explanations: int
+    """How many were looked at, of inherent methods alone: no other claims to be complete."""
+    worst: float
+    """The largest share of |logit − bias| that contributions and residual missed it by."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """The metrics that were asked for; the others are None."""
@@ -22,13 +32,17 @@ class Evaluation:
     localisation: Localisation | None = None
     perturbation: Perturbation | None = None
     masks: Masked | None = None
+    completeness: Completeness | None = None
+    """Of all that was explained for the other metrics."""
     settings: Mapping[str, Any]
     """Methods and parameters of the metrics, fit for JSON."""
 
     def summary(self) -> dict[str, Any]:
         """Every mean with its interval and what it is a mean of, fit for JSON."""
-        metrics = {name: part.summary() for name, part in self._parts().items()}
-        return {**metrics, "settings": dict(self.settings)}
+        found = {name: part.summary() for name, part in self._parts().items()}
+        if self.completeness is not None:
+            found["completeness"] = asdict(self.completeness)
+        return {**found, "settings": dict(self.settings)}
 
     def write(self, folder: str | Path) -> None:
         """``accuracy.csv``, ``localisation.csv`` ... and ``summary.json``, each whole or absent.

@@ -7,7 +7,7 @@ numbers outlives a batch, and how images are batched, or shared between processe
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from bcosvit.evaluate.localisation import CELLS, GridPointingGame, Localisation
 from bcosvit.evaluate.masks import Masked, energy_inside, pointing
 from bcosvit.evaluate.perturbation import Perturbation, PixelPerturbation
 from bcosvit.evaluate.ranks import Ranks
-from bcosvit.evaluate.results import Evaluation
+from bcosvit.evaluate.results import Completeness, Evaluation
 from bcosvit.evaluate.samples import Batch, Images, Masks, Reader
 from bcosvit.explain import Explainer, explain_with
 from bcosvit.models.base import AnyModel
@@ -78,6 +78,7 @@ def evaluate(
     if explaining:
         # A method that does not exist or apply is better found now than after all predictions.
         run.maps(*run.on_device(next(run.reader().read([0], 1))))
+        run.missed.clear()
     found = accuracy_of(run.predictions(), bootstrap)
     grids = None if localisation is None else _localisation(run, found, localisation, bootstrap)
     perturbed, masked = _explained(run, found, perturbation, masks, bootstrap)
@@ -86,6 +87,7 @@ def evaluate(
         localisation=grids,
         perturbation=perturbed,
         masks=masked,
+        completeness=run.completeness(),
         settings={
             "methods": [m if isinstance(m, str) else repr(m) for m in methods],
             "localisation": None if localisation is None else asdict(localisation),
@@ -109,6 +111,8 @@ class _Run:
     progress: Progress | None
     predicting: FromEncoded
     perturbing: FromEncoded
+    missed: list[float] = field(default_factory=list)
+    """By how much the contributions of each explanation missed its logit, as a share of it."""
 
     def reader(self, masks: Masks | None = None) -> Reader:
         return Reader(data=self.data, masks=masks, workers=self.workers)
@@ -130,7 +134,18 @@ class _Run:
                 )
             if attribution.map.isnan().any():
                 raise ValueError(f"Method {method} gave a map with NaN, which cannot be ranked.")
+            if attribution.residual is not None and attribution.logit is not None:
+                evidence = (attribution.logit.double() - attribution.bias).abs()
+                self.missed.extend((attribution.completeness_error() / evidence).tolist())
         return {method: attribution.map for method, attribution in found.items()}
+
+    def completeness(self) -> Completeness | None:
+        """Of all that every process has explained."""
+        shares = self.ranks.gather([(len(self.missed), max(self.missed, default=0.0))])
+        explanations = sum(count for count, _ in shares)
+        if not explanations:
+            return None
+        return Completeness(explanations=explanations, worst=max(worst for _, worst in shares))
 
     def predictions(self) -> list[Prediction]:
         """Of all images, in their order."""

@@ -8,7 +8,7 @@ from typing import Any
 from bcosvit.data.splits import Skipped
 from bcosvit.evaluate import Estimate, Evaluation, Localisation, Masked, Perturbation
 from bcosvit.evaluate.localisation import CHANCE
-from bcosvit.report.evaluate_table import metric_columns
+from bcosvit.report.evaluate_table import completeness, metric_columns
 from bcosvit.report.html import (
     Html,
     definitions,
@@ -102,7 +102,9 @@ def _overview(found: Evaluation, methods: Sequence[str]) -> Html:
         numbers=range(1, 1 + len(columns)),
         chosen=[number for number, method in enumerate(methods) if method == "inherent"],
     )
-    return _section("Every metric by every method", whole)
+    complete = found.completeness
+    added = [] if complete is None else [paragraph(f"Contributions {completeness(complete)}.")]
+    return _section("Every metric by every method", whole, *added)
 
 
 def _accuracy(found: Evaluation) -> Html:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from bcosvit.evaluate import Estimate, Evaluation
+from bcosvit.evaluate import Completeness, Estimate, Evaluation
 
 Columns = dict[str, Mapping[str, Estimate]]
 
@@ -25,11 +25,19 @@ def metric_columns(found: Evaluation) -> Columns:
     return columns
 
 
+def completeness(found: Completeness) -> str:
+    """For people."""
+    count = f"{found.explanations} explanations"
+    return f"miss their logit by at most {found.worst:.1e} of it ({count})"
+
+
 def evaluation_table(found: Evaluation) -> RenderableType:
     """For the terminal, the accuracy above it."""
     accuracy = Table(show_header=False, box=None)
     accuracy.add_row("Top-1 accuracy", escape(str(found.accuracy.top1)))
     accuracy.add_row("Top-5 accuracy", escape(str(found.accuracy.top5)))
+    if (complete := found.completeness) is not None:
+        accuracy.add_row("Contributions", completeness(complete))
     columns = metric_columns(found)
     if not columns:
         return accuracy
