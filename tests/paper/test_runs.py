@@ -98,3 +98,20 @@ def test_settings_of_backbones_are_theirs(tmp_path):
         "bcos_vit": 7,
         "vit": 7,
     }
+
+
+def test_settings_of_a_kind_are_its_own(tmp_path):
+    rates = {"vit.learning_rate": 1e-3, "bcos_vit.learning_rate": 3e-4, "learning_rate": 1e-2}
+    study = small_study("scenes", tmp_path, settings=rates)
+    assert {kind: recipe.learning_rate for kind, recipe in recipes(study).items()} == {
+        "bcos_densenet121": 1e-2,
+        "densenet121": 1e-2,
+        "bcos_vit": 3e-4,
+        "vit": 1e-3,
+    }
+
+
+def test_small_transformers_start_slower_than_backbones(tmp_path):
+    small = recipes(small_study("scenes", tmp_path, recipe="small", settings={}))
+    assert small["bcos_vit"].learning_rate == small["vit"].learning_rate
+    assert small["bcos_vit"].learning_rate < small["bcos_densenet121"].learning_rate
