@@ -1,15 +1,16 @@
 """Which samples come when: the same for any number of workers and processes."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import train_transform
-from bcosvit.train.data import GlobalBatches, Loader, Pictures
+from bcosvit.train.data import Data, GlobalBatches, Loader, Pictures
 from bcosvit.train.memory import keep_drawn
-from tests.train.support import DATA
+from tests.train.support import DATA, recipe
 
 
 def batches(length=25, size=8, *, seed=0, epoch=0, **options) -> list[list]:
@@ -109,3 +110,11 @@ def test_drawn_pictures_are_drawn_once(pictures):
     assert kept.store.image(3, None) == source.store.image(3, None)
     assert kept.key(3) == source.key(3) and kept.label(3) == source.label(3)
     assert keep_drawn(kept).store.image(3, None) == source.store.image(3, None)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_thread_pins_while_a_step_is_recorded(pictures, monkeypatch, graphs):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    data = Data(pictures, pictures, recipe(graphs=graphs))
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1)
+    assert data.train_dataloader().pin_memory is not graphs

@@ -86,7 +86,8 @@ class Replay:
                 self.run(place)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # What other threads ask of the device meanwhile is no part of it, and no error.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             out = self.run(place)
 
         def replay(x: Tensor) -> Tensor:

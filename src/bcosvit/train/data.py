@@ -158,7 +158,10 @@ class GlobalBatches(Sampler[list[Ticket]]):
 class Loader(DataLoader[Batch]):
     """Loads the batches of a ``GlobalBatches``, and can be stopped and resumed between any two."""
 
-    def __init__(self, samples: Samples, batches: GlobalBatches, workers: int) -> None:
+    def __init__(
+        self, samples: Samples, batches: GlobalBatches, workers: int, *, pins: bool = True
+    ) -> None:
+        """``pins``: a thread of torch's puts batches for a GPU into pinned memory."""
         workers = 0 if samples.on_device else workers
         # A sampler that yields whole batches, and a dataset that answers with one.
         super().__init__(
@@ -167,7 +170,7 @@ class Loader(DataLoader[Batch]):
             sampler=batches,
             num_workers=workers,
             persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available() and not samples.on_device,
+            pin_memory=pins and torch.cuda.is_available() and not samples.on_device,
             worker_init_fn=_outlive_signals,
             # A loader without a generator draws from torch's global one.
             generator=torch.Generator(),
@@ -214,7 +217,8 @@ class Data(LightningDataModule):
             ranks=trainer.world_size,
             accumulate=recipe.accumulate if seed is not None else 1,
         )
-        return Loader(samples, batches, recipe.workers)
+        # Another thread's allocations would spoil the recording of a step.
+        return Loader(samples, batches, recipe.workers, pins=not recipe.graphs)
 
 
 def _batch(inputs: list[Tensor], labels: list[int], tickets: list[Ticket]) -> Batch:

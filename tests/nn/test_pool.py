@@ -1,0 +1,23 @@
+"""Average pooling without torch's wrong CUDA gradient, which tests/test_gpu.py looks at."""
+
+import pytest
+import torch
+from torch import nn
+
+from bcosvit.nn import AvgPool2d, frozen_view
+
+
+@pytest.mark.parametrize(("windows", "rearranged"), [((3, 2, 1), True), ((2, 2), False)])
+def test_differentiated_inputs_are_rearranged_where_windows_overlap(windows, rearranged):
+    x = torch.rand(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    pool = AvgPool2d(*windows)
+    # torch's result lies in memory as its input does.
+    assert pool(x).is_contiguous(memory_format=torch.channels_last)
+    assert pool(x.requires_grad_()).is_contiguous() == rearranged
+    torch.testing.assert_close(pool(x), nn.AvgPool2d(*windows)(x))
+
+
+def test_it_stands_in_for_torchs_in_a_frozen_view():
+    model = nn.Sequential(nn.AvgPool2d(3, 2, 1))
+    assert type(frozen_view(model)[0]) is AvgPool2d
+    assert type(model[0]) is nn.AvgPool2d
