@@ -122,7 +122,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of the wrong shape": wrong}
     if problems := [f"{kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]:
-        raise ValueError(f"{source} does not fit the model; {'; '.join(problems)}.")
+        raise ValueError(
+            f"{source} does not fit the model; {'; '.join(problems)}: give weights of a model with "
+            f"the same config."
+        )
     model.load_state_dict({**own, **state})
 
 
