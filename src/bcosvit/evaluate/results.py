@@ -21,7 +21,8 @@ class Completeness:
     explanations: int
     """How many were looked at, of inherent methods alone: no other claims to be complete."""
     worst: float
-    """The largest share of |logit − bias| that contributions and residual missed it by."""
+    """The largest |Σ contributions + residual + bias − logit|, as a share of the logit or the bias,
+    whichever is larger: where contributions cancel out, either of them may be near zero."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -112,7 +112,7 @@ class _Run:
     predicting: FromEncoded
     perturbing: FromEncoded
     missed: list[float] = field(default_factory=list)
-    """By how much the contributions of each explanation missed its logit, as a share of it."""
+    """By how much each explanation missed its logit (`Completeness.worst` is the largest)."""
 
     def reader(self, masks: Masks | None = None) -> Reader:
         return Reader(data=self.data, masks=masks, workers=self.workers)
@@ -135,8 +135,8 @@ class _Run:
             if attribution.map.isnan().any():
                 raise ValueError(f"Method {method} gave a map with NaN, which cannot be ranked.")
             if attribution.residual is not None and attribution.logit is not None:
-                evidence = (attribution.logit.double() - attribution.bias).abs()
-                self.missed.extend((attribution.completeness_error() / evidence).tolist())
+                size = attribution.logit.double().abs().clamp(min=abs(attribution.bias))
+                self.missed.extend((attribution.completeness_error() / size).tolist())
         return {method: attribution.map for method, attribution in found.items()}
 
     def completeness(self) -> Completeness | None:

@@ -28,7 +28,7 @@ def metric_columns(found: Evaluation) -> Columns:
 def completeness(found: Completeness) -> str:
     """For people."""
     count = f"{found.explanations} explanations"
-    return f"miss their logit by at most {found.worst:.1e} of it ({count})"
+    return f"miss logits by at most {found.worst:.1e} of logit or bias, the larger ({count})"
 
 
 def evaluation_table(found: Evaluation) -> RenderableType:
