@@ -368,6 +368,19 @@ def test_completeness_is_measured_where_it_is_claimed(real):
     assert post_hoc.completeness is None and "completeness" not in post_hoc.summary()
 
 
+class Nothing:
+    """Completely explains a logit of zero."""
+
+    def __call__(self, model, images, target=None):
+        none = images.new_zeros(len(images))
+        return Attribution(map=images[:, 0] * 0, target=target, residual=none, logit=none)
+
+
+def test_nothing_may_be_explained_completely():
+    found = evaluate(colour_model(), Patches(), (Nothing(),), localisation=None, **QUICK)
+    assert found.completeness.worst == 0
+
+
 def test_contributions_that_do_not_add_up_are_seen():
     found = evaluate(colour_model(), Patches(), (Short(),), localisation=None, **QUICK)
     assert found.completeness.worst == pytest.approx(0.25, rel=1e-4)

@@ -135,7 +135,9 @@ class _Run:
             if attribution.map.isnan().any():
                 raise ValueError(f"Method {method} gave a map with NaN, which cannot be ranked.")
             if attribution.residual is not None and attribution.logit is not None:
-                size = attribution.logit.double().abs().clamp(min=abs(attribution.bias))
+                # A model without a bias may say exactly nothing, and explain it rightly.
+                least = max(abs(attribution.bias), torch.finfo(torch.float32).tiny)
+                size = attribution.logit.double().abs().clamp(min=least)
                 self.missed.extend((attribution.completeness_error() / size).tolist())
         return {method: attribution.map for method, attribution in found.items()}
 
