@@ -180,6 +180,16 @@ def test_each_image_is_explained_once_for_both_metrics_and_read_no_more_than_nee
     assert data.reads == [0, *range(15), *range(15)]
 
 
+def test_what_is_known_is_not_predicted_again():
+    data, model = Patches(each=3), colour_model()
+    first = evaluate(model, data, [Uniform()], masks=data.mask, **QUICK)
+    data.reads.clear()
+    again = evaluate(model, data, [Uniform()], masks=data.mask, known=first.accuracy, **QUICK)
+    same(first, again)
+    grids = [image.index for grid in first.localisation.grids for image in grid]
+    assert data.reads == [0, *grids, *range(15)]
+
+
 def test_images_that_no_metric_asks_for_are_not_explained():
     data, model = Patches(each=3), colour_model()
     explained = []
@@ -302,6 +312,9 @@ def nan_map(model, images, target=None):
     return Attribution(map=images[:, 0] * float("nan"), target=target)
 
 
+KNOWN = evaluate(colour_model(), Patches(each=2), localisation=None, perturbation=None).accuracy
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -312,6 +325,7 @@ def nan_map(model, images, target=None):
         ({"methods": (nan_map,)}, "NaN"),
         ({"batch_size": 0}, "batch_size = 0"),
         ({"data": Patches(each=0)}, "data set is empty"),
+        ({"data": Patches(each=1), "known": KNOWN}, "is of 10 images, and the data have 5"),
         ({"data": Changing()}, "must not change"),
         ({"model": colour_model().train()}, "training mode"),
         ({"model": colour_model(classes=3), "data": Patches(classes=3)}, "knows 3 classes"),

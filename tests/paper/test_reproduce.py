@@ -144,6 +144,28 @@ def test_what_is_finished_is_neither_trained_nor_measured_again(whole, monkeypat
     assert again.outcomes["conventional"].rows == made.outcomes["conventional"].rows
 
 
+def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
+    """Odd file names included, which no table can hold."""
+    odd = tmp_path / "odd"
+    shutil.copytree(data, odd)
+    (odd / "val" / "red" / "0.png").rename(odd / "val" / "red" / "\udcff.png")
+    study = small_study(odd, tmp_path / "paper", settings={**SETTINGS, "epochs": 1})
+    known = []
+    original = measure_module.evaluate
+
+    def watched(*args, **kwargs):
+        known.append(kwargs["known"] is not None)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(measure_module, "evaluate", watched)
+    reproduce("localisation", study, say=lambda text: None)
+    reproduce("perturbation", study, say=lambda text: None)
+    reproduce("localisation", replace(study, grids=2), say=lambda text: None)
+    assert known == [False, True, True]
+    reproduce("localisation", replace(study, limit=20), say=lambda text: None)
+    assert known[3:] == [False]
+
+
 @pytest.mark.parametrize(
     ("owner", "method", "after", "resumes"),
     [

@@ -54,6 +54,11 @@ class Accuracy:
     top1: Estimate
     top5: Estimate
 
+    @property
+    def images(self) -> int:
+        """Of the data set, repeated ones included."""
+        return len(self.predictions) + self.repeated
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One an image."""
         for prediction in self.predictions:

@@ -1,9 +1,10 @@
 """All metrics of several methods on one model and data set.
 
 The data are read at most three times: for the predictions, which also decide what the other metrics
-look at; for the grids; and for the images that are explained as they are, once for perturbation and
-masks together. Every method sees the same batch and shares its forward work. Nothing but rows of
-numbers outlives a batch, and how images are batched, or shared between processes, decides nothing.
+look at (those of an earlier call will do); for the grids; and for the images that are explained as
+they are, once for perturbation and masks together. Every method sees the same batch and shares its
+forward work. Nothing but rows of numbers outlives a batch, and how images are batched, or shared
+between processes, decides nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,16 +49,23 @@ def evaluate(
     batch_size: int = 32,
     workers: int = 0,
     progress: Progress | None = None,
+    known: Accuracy | None = None,
 ) -> Evaluation:
     """Accuracy, and the metrics that are not None; ``masks`` brings the third one.
 
     At most ``batch_size`` pictures pass through the model at once, but for grids, of which one is
     four. ``workers`` processes read ahead. Inside ``torch.distributed`` every process calls this
-    with the same arguments, does its share and gets the whole result.
+    with the same arguments, does its share and gets the whole result. ``known`` is the accuracy
+    that an earlier call found for this model and these data, which are then not predicted again.
     """
     model = unwrapped(model)
     explaining = any(metric is not None for metric in (localisation, perturbation, masks))
     _check(model, data, methods, batch_size, explaining)
+    if known is not None and known.images != len(data):
+        raise ValueError(
+            f"The accuracy that is known is of {known.images} images, and the data have "
+            f"{len(data)}; give what evaluating this model on these very data has found."
+        )
     if localisation is not None and model.config.num_classes < CELLS:
         raise ValueError(
             f"The model knows {model.config.num_classes} classes, but a grid shows {CELLS} "
@@ -79,7 +87,7 @@ def evaluate(
         # A method that does not exist or apply is better found now than after all predictions.
         run.maps(*run.on_device(next(run.reader().read([0], 1))))
         run.missed.clear()
-    found = accuracy_of(run.predictions(), bootstrap)
+    found = known or accuracy_of(run.predictions(), bootstrap)
     grids = None if localisation is None else _localisation(run, found, localisation, bootstrap)
     perturbed, masked = _explained(run, found, perturbation, masks, bootstrap)
     return Evaluation(

@@ -65,13 +65,14 @@ class IntegratedGradients(EncodedExplainer):
 
     steps: int = 32
     at_once: int = 32
-    """Images in one pass: bounds memory whatever the batch and the steps."""
+    """Images in one pass, if the batch has no more: memory does not grow with the steps."""
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         nodes, weights = np.polynomial.legendre.leggauss(self.steps)
         pairs = [(i, step) for i in range(len(encoded)) for step in range(self.steps)]
         total = torch.zeros_like(encoded)
-        for chunk in (pairs[i : i + self.at_once] for i in range(0, len(pairs), self.at_once)):
+        at_once = max(self.at_once, len(encoded))
+        for chunk in (pairs[i : i + at_once] for i in range(0, len(pairs), at_once)):
             samples = torch.tensor([i for i, _ in chunk], device=encoded.device)
             position = encoded.new_tensor([(nodes[step] + 1) / 2 for _, step in chunk])
             weight = encoded.new_tensor([weights[step] / 2 for _, step in chunk])

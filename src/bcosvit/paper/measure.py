@@ -17,15 +17,18 @@ import torch
 from bcosvit.data.transforms import eval_transform
 from bcosvit.evaluate import (
     Accuracy,
+    Estimate,
     Evaluation,
     GridPointingGame,
     PixelPerturbation,
+    Prediction,
     area_between,
     evaluate,
     most_confident,
     write_summary,
 )
 from bcosvit.evaluate.localisation import CELLS
+from bcosvit.files import atomic
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
@@ -81,16 +84,21 @@ def kept(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any] | None:
 
 
 def measure(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
-    """Takes a measurement of a finished run and keeps it."""
+    """Takes a measurement of a finished run and keeps it; its predictions too, whatever for."""
     runs.say(f"Measuring {metric} of {spec.label}")
     began = time.monotonic()
-    loaded, settings = load(runs, spec), settings_of(runs, spec, metric)
-    result = (
-        _norms(runs, loaded)
-        if metric == "norms"
-        else _RESULTS[metric](_evaluation(runs, spec, loaded, metric))
-    )
+    loaded = load(runs, spec)
+    if metric == "norms":
+        result = _norms(runs, loaded)
+    else:
+        known = _predicted(runs, spec)
+        found = _evaluation(runs, spec, loaded, metric, known)
+        if known is None:
+            with atomic(_predictions(runs, spec)) as temporary:
+                temporary.write_text(json.dumps(dataclasses.asdict(found.accuracy)))
+        result = _RESULTS[metric](found)
     path = _path(runs, spec, metric)
+    settings = settings_of(runs, spec, metric)
     facts = {"run": path.parents[1].name, "seconds": time.monotonic() - began}
     write_summary(path, {"settings": settings, **facts, "result": result})
     return result
@@ -102,7 +110,27 @@ def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:
     return runs.folder(spec) / "measured" / f"{metric}-{digest}.json"
 
 
-def _evaluation(runs: Runs, spec: RunSpec, loaded: Loaded, metric: str) -> Evaluation:
+def _predictions(runs: Runs, spec: RunSpec) -> Path:
+    """Where the run's predictions are kept, which all metrics but norms begin with."""
+    accuracy = _path(runs, spec, "accuracy")
+    return accuracy.with_name(accuracy.name.replace("accuracy", "predictions"))
+
+
+def _predicted(runs: Runs, spec: RunSpec) -> Accuracy | None:
+    found = read_json(_predictions(runs, spec))
+    if found is None:
+        return None
+    return Accuracy(
+        predictions=tuple(Prediction(**row) for row in found["predictions"]),
+        repeated=found["repeated"],
+        top1=Estimate(**found["top1"]),
+        top5=Estimate(**found["top5"]),
+    )
+
+
+def _evaluation(
+    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: Accuracy | None
+) -> Evaluation:
     study = runs.study
     return evaluate(
         loaded.subject.model,
@@ -112,6 +140,7 @@ def _evaluation(runs: Runs, spec: RunSpec, loaded: Loaded, metric: str) -> Evalu
         perturbation=PixelPerturbation(images=study.images) if metric == "perturbation" else None,
         batch_size=study.batch,
         workers=runs.recipe(spec).workers,
+        known=known,
     )
 
 
