@@ -1,13 +1,17 @@
 """The numbers of the tables, against what they are by hand."""
 
+import io
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bcosvit.paper import accuracy, positional
 from bcosvit.paper.accuracies import top1
 from bcosvit.paper.attention import branch_ratio
 from bcosvit.paper.catalogue import FIGURES
+from bcosvit.paper.charts import method_markers
 from bcosvit.paper.conventional import conventional_outcome
 from bcosvit.paper.localisation import localisation_outcome
 from bcosvit.paper.perturbation import perturbation_outcome
@@ -195,3 +199,16 @@ def test_the_papers_own_axes(tmp_path, name, count):
         assert {spec.short for spec in runs} == {"S-13", "S-38", "S-87"}
     if name in ("qualitative", "normalisation"):
         assert {spec.short for spec in runs} == {"B-38"}
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_legends_of_all_models_fit(sides):
+    """Nothing touches the edge of the picture."""
+    models = {f"{size}-{tap}": 0.5 for size in ("Ti", "S", "B") for tap in ("13", "38", "87")}
+    chart = method_markers(
+        "all", "All.", "score", {f"side {n}": {"ixg": models} for n in range(sides)}
+    )
+    with Image.open(io.BytesIO(chart.png)) as image:
+        pixels = np.asarray(image.convert("L"))
+    for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
+        assert (edge == 255).all()

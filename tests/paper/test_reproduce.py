@@ -112,6 +112,9 @@ def test_a_figure_leaves_plots_tables_and_a_page(whole, name):
     for row in summary["runs"]:
         prefix = "backbone." if "densenet" in row["run"] else ""
         assert row["epochs"] == SETTINGS[f"{prefix}epochs"]
+        assert row["trained on"].startswith("cpu, ")
+        # Backbones are not measured themselves.
+        assert row["measured on"] == (None if prefix else row["trained on"])
 
 
 def test_the_measured_models_are_those_of_the_last_epoch(whole):

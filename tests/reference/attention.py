@@ -44,4 +44,6 @@ def chefer(relevances, gradients):
     for r, g in zip(relevances, gradients, strict=True):
         heads = [np.maximum(a * b, 0) for a, b in zip(r, g, strict=True)]
         joint = (np.mean(heads, 0) + np.eye(n)) @ joint
-    return joint.mean(0)
+    # Where a class token's row is read, its own column, the end of the way past all attention, is
+    # not: the same for every query.
+    return (joint - np.eye(n)).mean(0)

@@ -158,3 +158,12 @@ def test_panels_have_room_for_all():
 def test_mistakes(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+def test_labels_of_many_languages_are_legible():
+    """No two of these look alike, as they would if a font did not know them."""
+    tile = np.full((20, 20, 3), 255, np.uint8)
+    drawn = {
+        label: panel([[Tile(image=tile, label=label)]], cell=40).tobytes() for label in "×÷éüłжλ�"
+    }
+    assert len(set(drawn.values())) == len(drawn)

@@ -201,17 +201,22 @@ def _weight(layer: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class CheferLRP:
-    """Rollout of ReLU(gradient ⊙ relevance) of every attention matrix (Chefer et al. 2021)."""
+    """Rollout of ReLU(gradient ⊙ relevance) of every attention matrix (Chefer et al. 2021).
+
+    Of the rollout, the identity is left out: the way past all attention, which ends at the token it
+    began at. The original reads the class token's row without its own column, so it is not in there
+    either. Averaged over queries it would be a constant, thousands of times the rest.
+    """
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
         result = propagate(model, images, target)
-        joint: Tensor | None = None
+        # All ways but the identity: adding it and taking it away again would cost their digits.
+        ways: Tensor | None = None
         for relevance, gradient in zip(result.attentions, result.gradients, strict=True):
             layer = (gradient * relevance).relu().mean(1)
-            layer = layer + torch.eye(layer.shape[-1], dtype=layer.dtype, device=layer.device)
-            joint = layer if joint is None else layer @ joint
-        assert joint is not None
-        return _attribution(model, images, joint.mean(1), result.target)
+            ways = layer if ways is None else ways + layer + layer @ ways
+        assert ways is not None
+        return _attribution(model, images, ways.mean(1), result.target)
 
 
 @dataclass(frozen=True)

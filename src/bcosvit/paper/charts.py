@@ -19,6 +19,8 @@ SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
 
 _GREY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
+_LEGEND_INCHES = 1.0
+"""Of a model in a legend."""
 _TAP_ALPHA = {"13": 0.35, "38": 0.65, "87": 1.0}
 
 
@@ -134,7 +136,12 @@ def _shapes(figure: "Figure", models: Sequence[str]) -> None:
         Line2D([], [], linestyle="", marker=_MARKERS[size], color=_GREY, alpha=_TAP_ALPHA[tap])
         for size, tap in (model.split("-") for model in models)
     ]
-    figure.legend(handles, models, loc="outside lower center", ncols=9, frameon=False, fontsize=9)
+    fitting = int(figure.get_figwidth() / _LEGEND_INCHES)
+    # In one row, or a column a size: matplotlib fills columns first.
+    columns = len(models) if len(models) <= fitting else len({m.split("-")[0] for m in models})
+    figure.legend(
+        handles, models, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
 
 
 def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:

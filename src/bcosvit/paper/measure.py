@@ -34,7 +34,8 @@ from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.spec import RunSpec
 from bcosvit.report.evaluation_data import Pictures, open_pictures
-from bcosvit.report.subject import Subject
+from bcosvit.report.provenance import machine
+from bcosvit.report.subject import Subject, choose_device
 
 NORM_PICTURES = 250
 """On which the branches' norms are measured."""
@@ -99,9 +100,20 @@ def measure(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
         result = _RESULTS[metric](found)
     path = _path(runs, spec, metric)
     settings = settings_of(runs, spec, metric)
-    facts = {"run": path.parents[1].name, "seconds": time.monotonic() - began}
+    facts = {
+        "run": path.parents[1].name,
+        "seconds": time.monotonic() - began,
+        "machine": machine(choose_device(runs.study.device)),
+    }
     write_summary(path, {"settings": settings, **facts, "result": result})
     return result
+
+
+def measured_on(runs: Runs, spec: RunSpec) -> list[str]:
+    """The machines that measured a run, whatever of it."""
+    files = (runs.folder(spec) / "measured").glob("*.json")
+    found = (read_json(file) or {} for file in files)
+    return sorted({each["machine"] for each in found if "machine" in each})
 
 
 def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:

@@ -1,13 +1,10 @@
 """`bcosvit reproduce`: trains what is missing, measures it, and draws the paper's figures."""
 
 import datetime
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bcosvit.data.sources import open_source
 from bcosvit.models.catalog import create_model
@@ -15,13 +12,14 @@ from bcosvit.paper.budget import Clock, fitted
 from bcosvit.paper.catalogue import find_figures
 from bcosvit.paper.figure import Outcome, PaperFigure, Row
 from bcosvit.paper.lab import Lab
+from bcosvit.paper.measure import measured_on
 from bcosvit.paper.runs import Runs, Say
 from bcosvit.paper.schedule import recipes
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.paper.tune import EPOCHS_SHARE, RATES, representatives, tuned
 from bcosvit.paper.write import INDEX, PAGE, About, write_figure, write_index
-from bcosvit.report.provenance import command_line, versions
+from bcosvit.report.provenance import command_line, machine, versions
 from bcosvit.report.subject import choose_device
 from bcosvit.train.initialise import initialise
 
@@ -122,7 +120,7 @@ def _about(lab: Lab, decided: Mapping[str, Any]) -> About:
         "Schedule": study.recipe,
         "Seeds": str(study.seeds),
         "B-cos backbone": study.flavour,
-        "Machine": _machine(study.device),
+        "Drawn on": machine(choose_device(study.device)),
         "Made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
     if "budget" in decided:
@@ -156,6 +154,9 @@ def _run_row(lab: Lab, spec: Any) -> Row:
         "learning rate": done["recipe"]["learning_rate"],
         "final top-1": done["final_top1"],
         "minutes": None if done["seconds"] is None else done["seconds"] / 60,
+        # A folder may have been filled on one machine and drawn from on another.
+        "trained on": done.get("machine"),
+        "measured on": ", ".join(measured_on(lab.runs, spec)) or None,
     }
 
 
@@ -170,10 +171,3 @@ def _cut(record: Mapping[str, Any]) -> str:
         f"{record['runs']} runs that would take {record['uncut_minutes']:.0f} minutes, cut to fit "
         f"into {record['minutes']:g}: epochs {epochs}"
     )
-
-
-def _machine(device: str) -> str:
-    chosen = choose_device(device)
-    if chosen.type == "cuda":
-        return torch.cuda.get_device_name(chosen)
-    return f"{chosen.type}, {torch.get_num_threads()} threads, {platform.machine()}"

@@ -32,6 +32,8 @@ from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import read_metadata, save_state
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
+from bcosvit.report.provenance import machine
+from bcosvit.report.subject import choose_device
 from bcosvit.train import Machines, checkpoints
 from bcosvit.train import train as train_run
 from bcosvit.train.best import WEIGHTS
@@ -150,6 +152,7 @@ class Runs:
                 # Of a run that was resumed only the last part was seen.
                 "seconds": None if resumes else time.monotonic() - began,
                 "recipe": dataclasses.asdict(self.recipe(spec)),
+                "machine": machine(choose_device(self.study.device)),
             }
             write_summary(folder / DONE, facts)
             if torch.cuda.is_available():

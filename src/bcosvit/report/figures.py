@@ -11,6 +11,8 @@ through "jet" from 0. A map is normalised on its own, or with those that it is c
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,7 +145,7 @@ def panel(rows: Sequence[Sequence[Tile]], *, cell: int = 192) -> Image.Image:
     """Tiles in rows on white, each scaled to ``cell`` pixels on its longer side."""
     if not rows or not all(rows):
         raise ValueError("A panel needs at least one row, and a tile in each.")
-    font = ImageFont.load_default(_TEXT)
+    font = _font()
     columns = max(len(row) for row in rows)
     line = _LINE if any(tile.label for row in rows for tile in row) else 0
     step_x, step_y = cell + _GAP, cell + line + _GAP
@@ -215,7 +217,15 @@ def _scaled(image: RGB, cell: int) -> Image.Image:
     return picture.resize(size, how)
 
 
-def _shortened(label: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+@cache
+def _font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib: Pillow's own knows neither é nor ×."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), _TEXT)
+
+
+def _shortened(label: str, width: int, font: ImageFont.FreeTypeFont) -> str:
     if font.getlength(label) <= width:
         return label
     while label and font.getlength(label + "…") > width:

@@ -1,4 +1,4 @@
-"""Where a report comes from: the command and the versions at its foot."""
+"""Where a report comes from: the command and the versions at its foot, and the machine."""
 
 import platform
 import shlex
@@ -26,3 +26,10 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "Python": platform.python_version(),
     }
+
+
+def machine(device: torch.device) -> str:
+    """What computed it, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads, {platform.machine()}"
