@@ -90,6 +90,9 @@ def test_conventional_models_are_compared_by_their_own_best_method():
     ]
     # On the right FinAtt is at 1/3 of the inherent explanations' 1.
     assert "FinAtt 0.333" in outcome.charts[1].inline
+    # Two sides are not squeezed into a column.
+    assert all(chart.wide for chart in outcome.charts)
+    assert {row["model"] for row in outcome.means} == {"mean of 2"}
 
 
 def test_scores_are_averaged_over_seeds_and_models_are_independent(tmp_path):

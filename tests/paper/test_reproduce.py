@@ -101,6 +101,10 @@ def test_a_figure_leaves_plots_tables_and_a_page(whole, name):
     assert len(page.images) == len(outcome.panels)
     for panel in outcome.panels:
         assert size_of(folder / f"{panel.name}.png") == panel.size
+    if outcome.means:
+        # What is to be read first stands by itself.
+        assert all(row in outcome.rows for row in outcome.means)
+        assert f"All {len(outcome.rows)} rows" in page.text
     summary = json.loads((folder / "table.json").read_text())
     with (folder / "table.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(summary["rows"]) > 0

@@ -21,6 +21,7 @@ _GREY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
 _LEGEND_INCHES = 1.0
 """Of a model in a legend."""
+_WIDE_INCHES = 6.5
 _TAP_ALPHA = {"13": 0.35, "38": 0.65, "87": 1.0}
 
 
@@ -33,6 +34,8 @@ class Chart:
     inline: Html
     svg: bytes
     png: bytes
+    wide: bool = False
+    """Whether it takes the width of a page."""
 
 
 def grouped_bars(
@@ -169,4 +172,5 @@ def _chart(figure: "Figure", name: str, caption: str, alt: str) -> Chart:
         inline=inlined(figure, name, alt),
         svg=svg.getvalue(),
         png=png.getvalue(),
+        wide=figure.get_figwidth() > _WIDE_INCHES,
     )

@@ -8,6 +8,7 @@ from bcosvit.paper.sampled import Sampled
 from bcosvit.paper.scores import (
     Scores,
     best_post_hoc,
+    mean_rows,
     means,
     method_scores,
     relative,
@@ -53,6 +54,7 @@ def conventional_outcome(
             _headline("perturbation", perturbation, "“much higher” (FinAtt)"),
         ],
         rows=rows,
+        means=mean_rows(rows),
         charts=[*_localisation_chart(localisation), *_perturbation_chart(perturbation)],
         notes=[
             "Areas between curves are compared across models here, which may differ in how stable "

@@ -52,6 +52,8 @@ class Outcome:
     headlines: Sequence[Headline]
     rows: Sequence[Row]
     """All of the same columns."""
+    means: Sequence[Row] = ()
+    """Those rows that are to be read first, where there are many."""
     charts: Sequence[Chart] = ()
     panels: Sequence[Panel] = ()
     notes: Sequence[str] = field(default=())

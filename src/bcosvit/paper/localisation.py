@@ -10,6 +10,7 @@ from bcosvit.paper.scores import (
     bcos_runs,
     bcos_scores,
     best_post_hoc,
+    mean_rows,
     means,
     relative,
     score_rows,
@@ -30,9 +31,11 @@ def localisation_outcome(scores: Scores) -> Outcome:
         return Outcome(headlines=headlines, rows=[])
     ratio = headlines[0].value
     others = {"÷ inherent": relative(scores, "inherent")} if "inherent" in scores else {}
+    rows = score_rows("B-cos", scores, "localisation", others)
     return Outcome(
         headlines=headlines,
-        rows=score_rows("B-cos", scores, "localisation", others),
+        rows=rows,
+        means=mean_rows(rows),
         charts=[
             bcos_chart(
                 "localisation",

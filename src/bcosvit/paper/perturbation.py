@@ -9,6 +9,7 @@ from bcosvit.paper.scores import (
     bcos_runs,
     bcos_scores,
     best_post_hoc,
+    mean_rows,
     means,
     relative,
     score_rows,
@@ -30,13 +31,16 @@ def perturbation_outcome(scores: Scores) -> Outcome:
         # Nothing can be divided by it: the areas alone are shown.
         why = f"not defined: the inherent area is not positive on {', '.join(below)}"
         rows = score_rows("B-cos", scores, "ABC", {})
-        return Outcome(headlines=[_headline(why if below else "not measured")], rows=rows)
+        headline = _headline(why if below else "not measured")
+        return Outcome(headlines=[headline], rows=rows, means=mean_rows(rows))
     normalised = relative(scores, "inherent")
     best = best_post_hoc(normalised)
     ratio = advantage(normalised, best)
+    rows = score_rows("B-cos", scores, "ABC", {"÷ inherent": normalised})
     return Outcome(
         headlines=[_headline(_words(ratio, best), ratio)],
-        rows=score_rows("B-cos", scores, "ABC", {"÷ inherent": normalised}),
+        rows=rows,
+        means=mean_rows(rows),
         charts=[
             bcos_chart(
                 "perturbation",

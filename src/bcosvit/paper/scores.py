@@ -16,6 +16,8 @@ Scores = dict[str, dict[str, Sampled]]
 BASELINES = frozenset({"random"})
 """Methods that explain nothing, and so are not the best of any."""
 
+_MEAN = "mean of "
+
 
 def bcos_runs(study: Study) -> list[RunSpec]:
     """Of the figures about the B-cos transformers alone."""
@@ -106,8 +108,13 @@ def score_rows(family: str, scores: Scores, name: str, others: Mapping[str, Scor
             rows.append(_row(family, method, model, name, score, more))
         more = {key: means(other)[method] for key, other in others.items()}
         mean = mean_of(list(each.values()))
-        rows.append(_row(family, method, f"mean of {len(each)}", name, mean, more))
+        rows.append(_row(family, method, f"{_MEAN}{len(each)}", name, mean, more))
     return rows
+
+
+def mean_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of ``score_rows``, those over all models."""
+    return [row for row in rows if row["model"].startswith(_MEAN)]
 
 
 def _row(

@@ -73,7 +73,10 @@ def _page(path: Path, wanted: PaperFigure, outcome: Outcome, about: About) -> No
             unmade = table("Drawn without these.", ("Run or measurement", "Why"), rows)
             write(_section("Missing", unmade))
         if outcome.charts:
-            drawn = [figure(chart.inline, text(chart.caption)) for chart in outcome.charts]
+            drawn = [
+                figure(chart.inline, text(chart.caption), wide=chart.wide)
+                for chart in outcome.charts
+            ]
             write(_section("Plots", element("div", *drawn, class_="charts")))
         for shown in outcome.panels:
             image = picture(shown.png, shown.caption, shown.size)
@@ -81,7 +84,12 @@ def _page(path: Path, wanted: PaperFigure, outcome: Outcome, about: About) -> No
         if outcome.rows:
             link = element("a", text(f"{TABLE}.csv"), href=f"{TABLE}.csv")
             about_it = "Intervals are 95 %, by resampling pictures (whole grids in the grid game)."
-            write(_section("Table", _table(about_it, outcome.rows), element("p", link)))
+            numbers = _table(about_it, outcome.rows)
+            if outcome.means:
+                every = text(f"All {len(outcome.rows)} rows")
+                folded = element("details", element("summary", every), numbers)
+                numbers = Html(_table("Means over models.", outcome.means) + folded)
+            write(_section("Table", numbers, element("p", link)))
         if outcome.notes:
             write(_section("Notes", *(paragraph(note) for note in outcome.notes)))
         if about.runs:

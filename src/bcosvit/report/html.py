@@ -92,9 +92,12 @@ def picture(data: bytes, alt: str, size: tuple[int, int]) -> Html:
     )
 
 
-def figure(content: Html, *caption: Html) -> Html:
-    """A picture and what stands below it."""
-    return element("figure", content, element("figcaption", *caption))
+def figure(content: Html, *caption: Html, wide: bool = False) -> Html:
+    """A picture and what stands below it; a ``wide`` one takes a whole row of charts."""
+    drawn = element("div", content, class_="scroll") if wide else content
+    return element(
+        "figure", drawn, element("figcaption", *caption), class_="wide" if wide else None
+    )
 
 
 def scale(colours: str, ends: Sequence[str]) -> Html:

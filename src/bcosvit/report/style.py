@@ -52,6 +52,9 @@ figure img {
 }
 img.coarse { image-rendering: pixelated; }
 figure svg { display: block; width: 100%; height: auto; }
+figure.wide { grid-column: 1 / -1; }
+figure.wide > .scroll { margin: 0; }
+figure.wide svg { min-width: 40rem; }
 figure svg text { font-family: inherit !important; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .75rem 0; padding: 0; }
 .legend li { display: flex; align-items: center; gap: .4rem; list-style: none; font-size: .85rem; }
