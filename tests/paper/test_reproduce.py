@@ -151,6 +151,19 @@ def test_what_is_finished_is_neither_trained_nor_measured_again(whole, monkeypat
     assert again.outcomes["conventional"].rows == made.outcomes["conventional"].rows
 
 
+def test_plots_are_drawn_where_there_are_no_weights(whole, tmp_path):
+    """A folder that another machine has filled."""
+    study, made, _ = whole
+    for file in (*study.out.glob("runs/*/done.json"), *study.out.glob("runs/*/measured/*")):
+        there = tmp_path / file.relative_to(study.out)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, there)
+    elsewhere = replace(study, out=tmp_path)
+    for name in ("accuracy", "conventional", "attention"):
+        again = reproduce(name, elsewhere, say=lambda text: None)
+        assert again.outcomes[name].rows == made.outcomes[name].rows
+
+
 def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
     """Odd file names included, which no table can hold."""
     odd = tmp_path / "odd"
