@@ -170,20 +170,25 @@ def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
     shutil.copytree(data, odd)
     (odd / "val" / "red" / "0.png").rename(odd / "val" / "red" / "\udcff.png")
     study = small_study(odd, tmp_path / "paper", settings={**SETTINGS, "epochs": 1})
-    known = []
+    predicted = []
     original = measure_module.evaluate
 
     def watched(*args, **kwargs):
-        known.append(kwargs["known"] is not None)
+        predicted.append(kwargs["known"] is None)
+        if kwargs["perturbation"] is not None and len(predicted) == 2:
+            raise PowerCutError
         return original(*args, **kwargs)
 
     monkeypatch.setattr(measure_module, "evaluate", watched)
-    reproduce("localisation", study, say=lambda text: None)
-    reproduce("perturbation", study, say=lambda text: None)
+    with pytest.raises(PowerCutError):
+        reproduce("perturbation", study, say=lambda text: None)
+    for figure in ("perturbation", "localisation", "accuracy"):
+        reproduce(figure, study, say=lambda text: None)
     reproduce("localisation", replace(study, grids=2), say=lambda text: None)
-    assert known == [False, True, True]
+    # Those of the conventional model, which accuracy has beside the other.
+    assert predicted == [True, False, False, False, False, True, False, False]
     reproduce("localisation", replace(study, limit=20), say=lambda text: None)
-    assert known[3:] == [False]
+    assert predicted[8:] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -85,19 +85,15 @@ def kept(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any] | None:
 
 
 def measure(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
-    """Takes a measurement of a finished run and keeps it; its predictions too, whatever for."""
+    """Takes a measurement of a finished run and keeps it."""
     runs.say(f"Measuring {metric} of {spec.label}")
     began = time.monotonic()
     loaded = load(runs, spec)
     if metric == "norms":
         result = _norms(runs, loaded)
     else:
-        known = _predicted(runs, spec)
-        found = _evaluation(runs, spec, loaded, metric, known)
-        if known is None:
-            with atomic(_predictions(runs, spec)) as temporary:
-                temporary.write_text(json.dumps(dataclasses.asdict(found.accuracy)))
-        result = _RESULTS[metric](found)
+        known = _predictions(runs, spec, loaded)
+        result = _RESULTS[metric](_evaluation(runs, spec, loaded, metric, known))
     path = _path(runs, spec, metric)
     settings = settings_of(runs, spec, metric)
     facts = {
@@ -122,16 +118,15 @@ def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:
     return runs.folder(spec) / "measured" / f"{metric}-{digest}.json"
 
 
-def _predictions(runs: Runs, spec: RunSpec) -> Path:
-    """Where the run's predictions are kept, which all metrics but norms begin with."""
-    accuracy = _path(runs, spec, "accuracy")
-    return accuracy.with_name(accuracy.name.replace("accuracy", "predictions"))
-
-
-def _predicted(runs: Runs, spec: RunSpec) -> Accuracy | None:
-    found = read_json(_predictions(runs, spec))
+def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> Accuracy:
+    """What the run says about every picture: made once, for all metrics begin with it."""
+    path = _path(runs, spec, "predictions")
+    found = read_json(path)
     if found is None:
-        return None
+        made = _evaluation(runs, spec, loaded, "predictions").accuracy
+        with atomic(path) as temporary:
+            temporary.write_text(json.dumps(dataclasses.asdict(made)))
+        return made
     return Accuracy(
         predictions=tuple(Prediction(**row) for row in found["predictions"]),
         repeated=found["repeated"],
@@ -141,7 +136,7 @@ def _predicted(runs: Runs, spec: RunSpec) -> Accuracy | None:
 
 
 def _evaluation(
-    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: Accuracy | None
+    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: Accuracy | None = None
 ) -> Evaluation:
     study = runs.study
     return evaluate(
