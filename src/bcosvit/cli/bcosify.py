@@ -37,7 +37,7 @@ def bcosify(
 
     from bcosvit.data.images import to_tensor
     from bcosvit.data.scenes import Scenes
-    from bcosvit.models.bcosify import bcosify as start
+    from bcosvit.models.published import bcosify as start
     from bcosvit.models.weights import save
     from bcosvit.settings import parse_settings
 

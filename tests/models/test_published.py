@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from bcosvit import create_model, load
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
 from bcosvit.cli import app
-from bcosvit.models import DenseNetConfig, bcosify
+from bcosvit.models import DenseNetConfig, published
 from tests.conftest import randomise
 from tests.models.test_weights import authors_v1
 from tests.reference import dynamic
@@ -45,7 +45,7 @@ def test_the_equations_agree_with_numpys(flavour):
     expected, shape = dynamic.dense_backbone(
         encoded[0].numpy(), weights, flavour, (2, 1, 1), growth=2
     )
-    found = bcosify.published_features(state, encoded, 3, flavour)[0].numpy()
+    found = published.published_features(state, encoded, 3, flavour)[0].numpy()
     np.testing.assert_allclose(found, expected.value.reshape(shape), rtol=1e-9)
 
 
@@ -58,16 +58,16 @@ def test_the_peer_agrees_with_the_equations():
         norm_layer=norms.NoBias(norms.BatchNormUncentered2d),
     )
     randomise(peer)
-    state = {bcosify.our_name(k): t.double() for k, t in peer.state_dict().items()}
+    state = {published.our_name(k): t.double() for k, t in peer.state_dict().items()}
     encoded = torch.rand(1, 6, 32, 32, dtype=torch.float64)
-    theirs = bcosify.peer_features(state, encoded, 2)
-    written = bcosify.published_features(state, encoded, 2, "v2")
+    theirs = published.peer_features(state, encoded, 2)
+    written = published.published_features(state, encoded, 2, "v2")
     torch.testing.assert_close(theirs, written, rtol=1e-9, atol=0)
 
 
 def test_v1(tmp_path, images):
     torch.save(authors_v1(create_model(DenseNetConfig(**THIN))), tmp_path / "state_dict.pkl")
-    model, found = bcosify.bcosify(
+    model, found = published.bcosify(
         tmp_path / "state_dict.pkl", "bcos_vit_ti_38", images, **options("v1")
     )
     assert found.flavour == "v1"
@@ -81,8 +81,8 @@ def test_v1(tmp_path, images):
 def test_v2(tmp_path, images, monkeypatch, installed):
     torch.save(thin("v2"), tmp_path / "v2.pth")
     if not installed:
-        monkeypatch.setattr(bcosify, "find_spec", lambda name: None)
-    _, found = bcosify.bcosify(tmp_path / "v2.pth", "bcos_vit_ti_38", images, **options("v2"))
+        monkeypatch.setattr(published, "find_spec", lambda name: None)
+    _, found = published.bcosify(tmp_path / "v2.pth", "bcos_vit_ti_38", images, **options("v2"))
     assert found.flavour == "v2"
     assert ("PyPI's bcos" in found.compared_with) == installed
     assert found.error < 1e-12
@@ -97,23 +97,23 @@ def test_another_function_is_noticed(tmp_path, images, monkeypatch):
         weight.data = weight.data.roll(1, 0)
         return []
 
-    monkeypatch.setattr(bcosify, "load_backbone", swapped)
-    _, found = bcosify.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v1"))
+    monkeypatch.setattr(published, "load_backbone", swapped)
+    _, found = published.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v1"))
     assert found.error > 1e-2
 
 
 def test_what_is_no_bcos_densenet(tmp_path, images):
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match="holds no DenseNet"):
-        bcosify.bcosify(tmp_path / "other.pth", "bcos_vit_ti_38", images)
+        published.bcosify(tmp_path / "other.pth", "bcos_vit_ti_38", images)
     torch.save({"features.conv0.weight": torch.zeros(4, 3, 7, 7)}, tmp_path / "conventional.pth")
     with pytest.raises(ValueError, match="takes 3 channels, so it is no B-cos DenseNet"):
-        bcosify.bcosify(tmp_path / "conventional.pth", "bcos_vit_ti_38", images)
+        published.bcosify(tmp_path / "conventional.pth", "bcos_vit_ti_38", images)
     torch.save(thin("v1"), tmp_path / "v1.pth")
     with pytest.raises(ValueError, match="bcos_densenet121 has no option 'backbone'"):
-        bcosify.bcosify(tmp_path / "v1.pth", "bcos_densenet121", images)
+        published.bcosify(tmp_path / "v1.pth", "bcos_densenet121", images)
     with pytest.raises(ValueError, match="is of flavour v1"):
-        bcosify.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v2"))
+        published.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v2"))
 
 
 def test_the_command(tmp_path, monkeypatch):
