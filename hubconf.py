@@ -18,7 +18,7 @@ from bcosvit.models.pretrained import DEFAULT  # noqa: E402
 
 
 def create_model(name: str, **options: Any) -> Any:
-    """A freshly initialised model by its name (``bcosvit.list_models()``) with its options."""
+    """A freshly initialized model by its name (``bcosvit.list_models()``) with its options."""
     return bcosvit.create_model(name, **options)
 
 
@@ -28,7 +28,7 @@ def load(where: str = DEFAULT) -> Any:
 
 
 def load_backbone(path: str, name: str = "bcos_vit_ti_38", **options: Any) -> Any:
-    """A model whose tokeniser starts from a published DenseNet's state dict."""
+    """A model whose tokenizer starts from a published DenseNet's state dict."""
     model = bcosvit.create_model(name, **options)
     bcosvit.load_backbone(model, path)
     return model

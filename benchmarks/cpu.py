@@ -103,7 +103,7 @@ def densenet(rounds: int, batch: int) -> dict[str, float]:
     from bcos.modules import norms
 
     peer = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=10).eval()
-    model = create_model("bcos_densenet121", flavour="v2", num_classes=10).eval()
+    model = create_model("bcos_densenet121", flavor="v2", num_classes=10).eval()
     model = prepared(model)
     images = torch.rand(batch, 3, 224, 224)
     encoded = torch.cat([images, 1 - images], 1)

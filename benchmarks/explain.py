@@ -10,7 +10,7 @@ that whatever else the machine does slows both; the median round counts.
    the machine this was written on, and neither computes gradients of weights. Goal: 10 times as
    fast.
 2. A batch of 16 against 16 calls of PyPI ``bcos``' ``explain()``, which takes one picture at a
-   time, on its DenseNet-121. Both yield W(x), contributions and colour images. Goal: twice as fast.
+   time, on its DenseNet-121. Both yield W(x), contributions and color images. Goal: twice as fast.
 
 Leave the machine alone meanwhile: threads that wait for each other on busy cores cost both sides
 more time than the work itself.
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bcosvit import create_model, explain
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
-from bcosvit.explain.colour import colour_image
+from bcosvit.attribution.color import color_image
 
 from bcos.models.densenet import densenet121  # isort: skip
 from bcos.modules import norms  # isort: skip
@@ -83,7 +83,7 @@ def peer_densenet() -> nn.Module:
 
 def against_peer(rounds: int, batch: int) -> None:
     peer = peer_densenet()
-    model = create_model("bcos_densenet121", flavour="v2", num_classes=CLASSES).eval()
+    model = create_model("bcos_densenet121", flavor="v2", num_classes=CLASSES).eval()
     model.load_state_dict(peer.state_dict())
     images = torch.rand(batch, 3, 224, 224)
     encoded = torch.cat([images, 1 - images], 1)
@@ -92,7 +92,7 @@ def against_peer(rounds: int, batch: int) -> None:
     def ours() -> Tensor:
         found = explain(model, images, target)
         assert found.weights is not None
-        colour_image(found.weights, found.map)
+        color_image(found.weights, found.map)
         return found.map
 
     def theirs() -> Tensor:

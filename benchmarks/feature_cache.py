@@ -40,16 +40,16 @@ class Noise:
 def stepper(model: VisionTransformer, forward: Callable[[Tensor], Tensor]) -> Callable[..., float]:
     """One step of training on what ``load`` returns; how long it took."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.Adam(learning, lr=2.5e-4)
+    optimizer = torch.optim.Adam(learning, lr=2.5e-4)
 
     def step(load: Callable[[], tuple[Tensor, Tensor]]) -> float:
         start = time.perf_counter()
         inputs, labels = load()
         targets = F.one_hot(labels, 10).float()
         loss = F.binary_cross_entropy_with_logits(forward(inputs), targets)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         return time.perf_counter() - start
 
     return step

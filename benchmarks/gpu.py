@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [--only vit,densenet,peers,sweep] [--batch 256] [--json gpu.json]
 
 Random data, bfloat16 autocast, 224² pictures; medians of CUDA events. Transformers get features in
-(the tokeniser is frozen and has its own rows), timm's gets pictures. A training step is forward,
+(the tokenizer is frozen and has its own rows), timm's gets pictures. A training step is forward,
 backward and a fused Adam step; memory is the peak over it. Every row is a ratio to timm's
 ViT-B, compiled, measured in the same run, or to what the row names.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit import create_model
-from bcosvit.explain.compiled import reusable
+from bcosvit.attribution.compiled import reusable
 from bcosvit.models import VisionTransformer
 from bcosvit.nn import Replay, frozen_view, prepared
 from bcosvit.nn.dynamic import view
@@ -66,15 +66,15 @@ def training(
     run: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor
 ) -> tuple[float, float]:
     """Milliseconds and gigabytes of a step."""
-    optimiser = torch.optim.Adam(parameters, lr=1e-6, fused=True)
+    optimizer = torch.optim.Adam(parameters, lr=1e-6, fused=True)
     target = F.one_hot(torch.randint(CLASSES, (len(x),), device="cuda"), CLASSES).float()
 
     def step() -> None:
         with autocast():
             logits = run(x)
         F.binary_cross_entropy_with_logits(logits.float(), target).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -107,7 +107,7 @@ def ours(maxout: int, **options: Any) -> VisionTransformer:
     model = create_model("bcos_vit_b_87", num_classes=CLASSES, maxout=maxout, **options)
     assert isinstance(model, VisionTransformer)
     # The transformer's part alone.
-    model.tokeniser.backbone = nn.Identity()
+    model.tokenizer.backbone = nn.Identity()
     return model.cuda()
 
 
@@ -157,15 +157,15 @@ def vit_rows(batch: int, slow: bool) -> list[Row]:
 
 
 def densenet_rows(batch: int) -> list[Row]:
-    """The frozen tokeniser to 87 layers, inference; recorded, both ways, and launched."""
+    """The frozen tokenizer to 87 layers, inference; recorded, both ways, and launched."""
     rows: list[Row] = []
-    for flavour in ("v1", "v2"):
-        model = create_model("bcos_vit_b_87", backbone=flavour).cuda().eval()
-        backbone = model.tokeniser.backbone
+    for flavor in ("v1", "v2"):
+        model = create_model("bcos_vit_b_87", backbone=flavor).cuda().eval()
+        backbone = model.tokenizer.backbone
         x = torch.rand(batch, 6, 224, 224, device="cuda")
         plain, ready = naive(backbone), prepared(backbone, torch.bfloat16)
         row: Row = {
-            "name": f"DenseNet-121 {flavour} to 87",
+            "name": f"DenseNet-121 {flavor} to 87",
             "naive": inference(plain, x),
             "naive, recorded": inference(Replay(plain), x),
             "ours, launched": inference(ready, x),
@@ -197,7 +197,7 @@ def peer_rows(batch: int) -> list[Row]:
         conv2d_layer=BcosConv2d,
     )
     dense = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=CLASSES)
-    mine = create_model("bcos_densenet121", flavour="v2", num_classes=CLASSES)
+    mine = create_model("bcos_densenet121", flavor="v2", num_classes=CLASSES)
     rows: list[Row] = []
     for name, model, size, channels, recorded in (
         ("bcos simple_vit_b", vit, batch, 6, False),
@@ -230,7 +230,7 @@ def sweep_rows() -> list[Row]:
     for axis, values in axes.items():
         for value in values:
             at = {**base, axis: value}
-            model = ours(2, image_size=at["side"], width=at["width"], heads=at["width"] // 64)
+            model = ours(2, image_size=at["side"], width=at["width"], num_heads=at["width"] // 64)
             grid = model.config.grid
             x = torch.rand(at["batch"], 1024, *grid, device="cuda")
             parameters = [p for p in model.parameters() if p.requires_grad]

@@ -37,11 +37,11 @@ def main() -> None:
         swept = "side" if axis == "tokens" else axis
         rows = [row for row in results["sweep"] if row["axis"] == swept]
         x = np.array([row[axis] for row in rows], float)
-        for kind, colour in KINDS.items():
+        for kind, color in KINDS.items():
             y = np.array([row[kind] for row in rows])
             steep = slope(x, y)
             print(f"{kind:9} over {axis:6}: slope {steep:.2f}")
-            panel.loglog(x, y, "o-", color=colour, label=f"{kind}, slope {steep:.2f}")
+            panel.loglog(x, y, "o-", color=color, label=f"{kind}, slope {steep:.2f}")
         panel.set_xticks(x, [f"{value:g}" for value in x])
         panel.minorticks_off()
         panel.set_xlabel(label)

@@ -5,8 +5,8 @@ Run ``python benchmarks/loader.py [FOLDER]`` (about a minute). Without a folder,
 
 Both decode, take a random resized crop to 224 pixels (bilinear), flip, apply RandAugment(n=2, m=9)
 and batch float32 tensors in [0, 1], in one process and on one thread, in alternating rounds over
-all files; the median round counts. What timm is given over its defaults is in its favour: bilinear
-instead of random interpolation, no normalisation. Two differences remain: timm applies each of its
+all files; the median round counts. What timm is given over its defaults is in its favor: bilinear
+instead of random interpolation, no normalization. Two differences remain: timm applies each of its
 two augmentations with probability 0.5 where we always apply both, and it resamples sheared and
 rotated pictures bilinearly where we take the nearest pixel, as RandAugment's authors do.
 """

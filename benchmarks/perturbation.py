@@ -12,7 +12,7 @@ All run batches of the same size in alternating rounds, and the median round cou
 PixelFlipping always goes on to the last pixel, and its steps must divide the pixels of a channel
 while channels count as features of their own. So it is run twice. ``channels`` is how it is meant
 to be called: the encoding as it is, and the fewest steps that are no coarser than ours and meet
-1/4. ``tall`` is in its favour: the encoding as one tall channel, which allows our very steps. The
+1/4. ``tall`` is in its favor: the encoding as one tall channel, which allows our very steps. The
 ratio of times is split into that of pictures that went through the model, and the rest.
 """
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import bcosvit
 from bcosvit._torchvision import torchvision
-from bcosvit.evaluate import PixelPerturbation, confidence
+from bcosvit.metrics import PixelPerturbation, confidence
 from bcosvit.models import Classifier
 
 METRIC = PixelPerturbation()
@@ -81,7 +81,7 @@ def create(name: str | None) -> Classifier:
         return bcosvit.create_model(name).eval()
     stem = bcosvit.StemConfig(widths=(16, 32, 64))
     config = bcosvit.ModelConfig(
-        width=64, heads=4, depth=3, image_size=64, num_classes=10, backbone=stem
+        width=64, num_heads=4, depth=3, image_size=64, num_classes=10, backbone=stem
     )
     return bcosvit.create_model(config).eval()
 
@@ -133,7 +133,7 @@ def theirs(
     flipping = PixelFlipping(
         features_in_step=pixels * channels // steps,
         perturb_baseline=0.0,
-        normalise=False,
+        normalize=False,
         disable_warnings=True,
     )
 

@@ -45,7 +45,7 @@ def share_on_object(model: Classifier, scenes: Scenes) -> tuple[float, float]:
 
 
 def quick() -> None:
-    """Accuracy, time and localisation."""
+    """Accuracy, time and localization."""
     finished, seconds, model = run(f"scenes?size={SIZE}")
     print(f"validation accuracy  {finished.accuracy:.1%}   (asked for: 95 %)")
     print(f"seconds              {seconds:.0f}     (allowed: 120 on two cores)")

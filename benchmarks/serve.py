@@ -53,7 +53,7 @@ class User:
 def small_model(folder: Path) -> Path:
     backbone = StemConfig(widths=(16, 32))
     config = ModelConfig(
-        width=64, heads=2, depth=2, image_size=48, num_classes=8, backbone=backbone
+        width=64, num_heads=2, depth=2, image_size=48, num_classes=8, backbone=backbone
     )
     save(create_model(config), folder / "model.safetensors")
     return folder / "model.safetensors"

@@ -11,7 +11,7 @@ from captum.attr import IntegratedGradients
 from captum.metrics import sensitivity_max
 
 import bcosvit
-from bcosvit.explain.interop import CaptumStyle
+from bcosvit.attribution.interop import CaptumStyle
 
 
 def jitter(inputs: torch.Tensor, radius: float = 0.02) -> torch.Tensor:
@@ -22,7 +22,7 @@ def jitter(inputs: torch.Tensor, radius: float = 0.02) -> torch.Tensor:
 def main() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     config = bcosvit.ModelConfig(
-        width=32, heads=2, depth=2, image_size=16, num_classes=5, backbone=bcosvit.StemConfig()
+        width=32, num_heads=2, depth=2, image_size=16, num_classes=5, backbone=bcosvit.StemConfig()
     )
     model = bcosvit.create_model(config).eval()
     images, target = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])

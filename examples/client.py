@@ -3,7 +3,7 @@
     bcosvit serve --weights best.safetensors
     python examples/client.py photo.jpg --server http://127.0.0.1:7860
 
-Needs ``pip install gradio_client``, nothing else. Writes the map, the overlay, the colours of W(x)
+Needs ``pip install gradio_client``, nothing else. Writes the map, the overlay, the colors of W(x)
 and a report beside each other into a folder.
 """
 
@@ -30,8 +30,8 @@ def ask(server: str, photo: str | Path, out: str | Path) -> dict[str, Any]:
 
     # "" stands for the surest class and for the model's first method.
     numbers, *pictures = client.predict(picture, "", "", 0.75, False, api_name="/explain")
-    for name, path in zip(("map", "overlay", "colours"), pictures, strict=True):
-        # Only B-cos models have colours.
+    for name, path in zip(("map", "overlay", "colors"), pictures, strict=True):
+        # Only B-cos models have colors.
         if path is not None:
             shutil.copy(path, folder / f"{name}.png")
 

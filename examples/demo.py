@@ -78,8 +78,8 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
     areas = summary["perturbation"]["abc"]
     with page(path, "bcosvit, end to end", lead, ending) as write:
         maps = sorted((OUT / "shipped").glob("*both*inherent.png"))
-        colours = sorted((OUT / "shipped").glob("*both*colours.png"))
-        shown = [_figure(file) for file in (OUT / "drawings" / "both.png", *maps, *colours)]
+        colors = sorted((OUT / "shipped").glob("*both*colors.png"))
+        shown = [_figure(file) for file in (OUT / "drawings" / "both.png", *maps, *colors)]
         write(
             _section(
                 "Explained with the shipped weights",
@@ -99,13 +99,13 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
         write(
             _section(
                 "Measured",
-                "Accuracy, localisation, perturbation and masks, every method beside the others.",
+                "Accuracy, localization, perturbation and masks, every method beside the others.",
                 table(
                     "Every method by two metrics; more is better.",
-                    ("Method", "Localisation", "Perturbation (ABC)"),
+                    ("Method", "Localization", "Perturbation (ABC)"),
                     [
                         (TITLES[name], f"{score['mean']:.3f}", f"{areas[name]['mean']:.3f}")
-                        for name, score in summary["localisation"]["score"].items()
+                        for name, score in summary["localization"]["score"].items()
                     ],
                     numbers=(1, 2),
                     chosen=(0,),

@@ -44,10 +44,10 @@ def parachute() -> Image.Image:
         angle = math.pi * (1 - share)
         return 128 + 80 * math.cos(angle), 110 - height * math.sin(angle)
 
-    for i, colour in enumerate(stripes):
+    for i, color in enumerate(stripes):
         left, right = i / len(stripes), (i + 1) / len(stripes)
         arc = [rim(share, 70) for share in np.linspace(left, right, 8)]
-        pen.polygon([*arc, rim(right, -4 / 70), rim(left, -4 / 70)], fill=colour)
+        pen.polygon([*arc, rim(right, -4 / 70), rim(left, -4 / 70)], fill=color)
     for i in range(len(stripes) + 1):
         pen.line([rim(i / len(stripes), 0), (128, 200)], fill=(60, 60, 70))
     pen.ellipse([122, 198, 134, 210], fill=(70, 50, 40))

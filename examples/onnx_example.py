@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def prepare(path: str, size: int, resize: int) -> np.ndarray:
-    """[1, 3, size, size], RGB in [0, 1]: the short side resized, the centre cut out."""
+    """[1, 3, size, size], RGB in [0, 1]: the short side resized, the center cut out."""
     picture = Image.open(path).convert("RGB")
     scale = resize / min(picture.size)
     width, height = (max(resize, int(side * scale)) for side in picture.size)
@@ -36,8 +36,8 @@ def main(model: str, photo: str, out: str) -> None:
     # Red speaks for the class, blue against it.
     strength = np.clip(contributions[0] / np.percentile(np.abs(contributions), 99.5), -1, 1)
     red, blue = 1 - np.clip(-strength, 0, 1), 1 - np.clip(strength, 0, 1)
-    colours = np.stack([red, 1 - np.abs(strength), blue], -1)
-    Image.fromarray((255 * colours).astype(np.uint8)).save(out)
+    colors = np.stack([red, 1 - np.abs(strength), blue], -1)
+    Image.fromarray((255 * colors).astype(np.uint8)).save(out)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import quantus
 import torch
 
 import bcosvit
-from bcosvit.explain.interop import quantus_explain_func
+from bcosvit.attribution.interop import quantus_explain_func
 
 
 def main() -> dict[str, list[float]]:
     torch.manual_seed(0)
     config = bcosvit.ModelConfig(
-        width=32, heads=2, depth=2, image_size=16, num_classes=5, backbone=bcosvit.StemConfig()
+        width=32, num_heads=2, depth=2, image_size=16, num_classes=5, backbone=bcosvit.StemConfig()
     )
     model = bcosvit.create_model(config).eval()
     images = torch.rand(4, 3, 16, 16)

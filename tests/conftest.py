@@ -18,7 +18,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+def randomize(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Every parameter and statistic away from its start, so that nothing is zero or one by luck."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():
@@ -32,22 +32,22 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 def tiny_config(**options: object) -> ModelConfig:
     """Two blocks on a real but thin DenseNet: 2×2 tokens from 32×32 pixels at every tap."""
-    flavour = options.pop("flavour", "v1")
-    dense = DenseNetConfig(flavour=flavour, growth=2, blocks=(2, 1, 1), stem_width=4, bottleneck=2)
-    defaults = {"width": 8, "heads": 2, "depth": 2, "mlp_ratio": 2, "tap": 2, "image_size": 32}
+    flavor = options.pop("flavor", "v1")
+    dense = DenseNetConfig(flavor=flavor, growth=2, blocks=(2, 1, 1), stem_width=4, bottleneck=2)
+    defaults = {"width": 8, "num_heads": 2, "depth": 2, "mlp_ratio": 2, "tap": 2, "image_size": 32}
     return ModelConfig(**{**defaults, "num_classes": 3, "backbone": dense, **options})
 
 
 def small_config(**options: object) -> ModelConfig:
     """A model from scratch for 16×16 pixels: what most tests explain."""
-    defaults = {"width": 12, "heads": 3, "depth": 2, "mlp_ratio": 2, "image_size": 16}
+    defaults = {"width": 12, "num_heads": 3, "depth": 2, "mlp_ratio": 2, "image_size": 16}
     stem = StemConfig(widths=(6, 8))
     return ModelConfig(**{**defaults, "num_classes": 5, "backbone": stem, **options})
 
 
 @pytest.fixture
 def model() -> Classifier:
-    return randomise(create_model(small_config())).double().eval()
+    return randomize(create_model(small_config())).double().eval()
 
 
 @pytest.fixture

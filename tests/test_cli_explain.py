@@ -38,7 +38,7 @@ def test_explain_with_everything(folder):
     assert result.stdout == "3 pictures explained: r/report.html\n"
     Page(folder / "r/report.html").assert_self_contained()
     assert len(list((folder / "npz").iterdir())) == 3
-    # Two classes with two methods, an overlay and the colours of W(x).
+    # Two classes with two methods, an overlay and the colors of W(x).
     assert len(list((folder / "png").iterdir())) == 3 * 2 * 4
     assert len(json.loads((folder / "all.json").read_text())["images"]) == 3
 

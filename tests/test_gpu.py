@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, explain, explainers
-from bcosvit.evaluate import PixelPerturbation, evaluate
+from bcosvit.metrics import PixelPerturbation, evaluate
 from bcosvit.models import DenseNetConfig
 from bcosvit.nn import AvgPool2d, Replay
-from tests.conftest import randomise, small_config, tiny_config
+from tests.conftest import randomize, small_config, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("options", [{}, {"position": "emb"}, {"attention": "standard"}])
 @pytest.mark.parametrize("config", [small_config, tiny_config])
 def test_gpu_equals_cpu(config, options):
-    model = randomise(create_model(config(**options))).double().eval()
+    model = randomize(create_model(config(**options))).double().eval()
     side = model.config.image_size[0]
     images = torch.rand(3, 3, side, side, dtype=torch.float64)
     cpu = explain(model, images, "all")
@@ -28,7 +28,7 @@ def test_gpu_equals_cpu(config, options):
 
 @pytest.mark.parametrize("family", ["bcos", "conventional"])
 def test_every_method_runs(family):
-    model = randomise(create_model(small_config(family=family))).cuda().eval()
+    model = randomize(create_model(small_config(family=family))).cuda().eval()
     images = torch.rand(2, 3, 16, 16, device="cuda")
     for method in explainers(model):
         result = explain(model, images, 1, method)
@@ -76,7 +76,7 @@ NETWORKS = {
     "vit": lambda: create_model(small_config()),
     "on a frozen backbone": lambda: create_model(tiny_config()),
     "densenet": lambda: create_model(
-        DenseNetConfig(flavour="v2", blocks=(2, 2), growth=8, stem_width=16, num_classes=4)
+        DenseNetConfig(flavor="v2", blocks=(2, 2), growth=8, stem_width=16, num_classes=4)
     ),
 }
 
@@ -84,14 +84,14 @@ NETWORKS = {
 def _steps(model, run, batches):
     """Losses and, at the end, all that training changed."""
     # Its steps are small whatever the gradients of a toy.
-    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     losses = []
     for images in batches:
         with torch.autocast("cuda", torch.bfloat16):
             loss = run(images).abs().mean()
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.detach().clone())
     return torch.stack(losses), {k: v.clone() for k, v in model.state_dict().items()}
 
@@ -126,7 +126,7 @@ def test_replayed_inference_follows_the_weights():
 def test_evaluation_equals_cpu(monkeypatch):
     # Convolutions would round to ten bits.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = randomise(create_model(small_config())).eval()
+    model = randomize(create_model(small_config())).eval()
     images = torch.rand(18, 3, 16, 16)
     # All are right, so that there are pictures to perturb; the last batch is smaller.
     labels = model(images).argmax(1).tolist()
@@ -134,7 +134,7 @@ def test_evaluation_equals_cpu(monkeypatch):
 
     def measured():
         metric = PixelPerturbation(images=10)
-        return evaluate(model, data, localisation=None, perturbation=metric, batch_size=4)
+        return evaluate(model, data, localization=None, perturbation=metric, batch_size=4)
 
     cpu = measured()
     model.cuda()

@@ -138,7 +138,7 @@ def test_search_works_from_the_disk(site, tmp_path):
         chromium.screenshot(shots / "site-search.png")
         for page, width in {
             "idea.html": 1200,
-            "api/explain.html": 1200,
+            "api/attribution.html": 1200,
             "quickstart.html": 400,
         }.items():
             chromium.open(site / page, width)

@@ -10,20 +10,20 @@ import bcosvit
 
 ROOT = Path(bcosvit.__file__).parent
 
-# Each package may import those before it in its row; DESIGN: ops ← nn ← models ← explain ← ...
+# Each package may import those before it in its row; DESIGN: ops ← nn ← models ← attribution ← ...
 MAY_IMPORT = {
     "ops": set(),
     "nn": {"ops"},
     "models": {"ops", "nn"},
-    "explain": {"ops", "nn", "models"},
+    "attribution": {"ops", "nn", "models"},
     "data": {"nn"},
-    "evaluate": {"ops", "nn", "models", "explain"},
-    "report": {"ops", "nn", "models", "explain", "evaluate", "data"},
-    "train": {"ops", "nn", "models", "explain", "data", "report"},
+    "metrics": {"ops", "nn", "models", "attribution"},
+    "report": {"ops", "nn", "models", "attribution", "metrics", "data"},
+    "train": {"ops", "nn", "models", "attribution", "data", "report"},
     # On top: nothing but the command line imports these.
-    "export": {"ops", "nn", "models", "explain", "data", "report"},
-    "web": {"ops", "nn", "models", "explain", "evaluate", "data", "report"},
-    "paper": {"ops", "nn", "models", "explain", "evaluate", "data", "report", "train"},
+    "export": {"ops", "nn", "models", "attribution", "data", "report"},
+    "web": {"ops", "nn", "models", "attribution", "metrics", "data", "report"},
+    "paper": {"ops", "nn", "models", "attribution", "metrics", "data", "report", "train"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor"}
 # Small modules without an opinion, open to all.

@@ -1,4 +1,4 @@
-"""Draws the figures of `docs/idea.md`, from drawn scenes and a small model that learnt them.
+"""Draws the figures of `docs/idea.md`, from drawn scenes and a small model that learned them.
 
     python docs/figures/make.py                                 # trains the model first, minutes
     python docs/figures/make.py --weights best.safetensors      # with one of `bcosvit train`
@@ -19,16 +19,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import bcosvit
+from bcosvit.attribution.color import color_image
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import Scenes
-from bcosvit.evaluate.localisation import grid_images
-from bcosvit.explain.colour import colour_image
+from bcosvit.metrics.localization import grid_images
 from bcosvit.models import Classifier
 from bcosvit.nn import BcosEncoding, BcosLinear, frozen_view
 from bcosvit.report.figures import Tile, contribution_image, on_white, panel, photo_image
 
 FOLDER = Path(__file__).parent
-RED, BLUE, GREY, INK = "#c8302f", "#2148c4", "#8a8a94", "#1d1d1f"
+RED, BLUE, GRAY, INK = "#c8302f", "#2148c4", "#8a8a94", "#1d1d1f"
 SIZE = 48
 
 
@@ -66,17 +66,17 @@ def two_vectors() -> None:
     # All vectors v with v·x = y: a line across x.
     foot, along = value * at / (at @ at), np.array([-at[1], at[0]]) / np.hypot(*at)
     ends = np.stack([foot - 2 * along, foot + 2 * along])
-    plane.plot(*ends.T, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
-    plane.text(-0.58, 1.08, "all v with v·x = y", color=GREY)
+    plane.plot(*ends.T, color=GRAY, linestyle=(0, (4, 3)), linewidth=1)
+    plane.text(-0.58, 1.08, "all v with v·x = y", color=GRAY)
     weight = unit.weight.detach().numpy()[0]
-    for vector, colour, name, shift in (
+    for vector, color, name, shift in (
         (at, INK, "x, the input", (0.04, 0.02)),
-        (weight, GREY, "ŵ, the weight", (0.04, 0.0)),
+        (weight, GRAY, "ŵ, the weight", (0.04, 0.0)),
         (row, RED, "", (0, 0)),
         (slope, BLUE, "∂y/∂x, not frozen", (-0.75, -0.15)),
     ):
-        _arrow(plane, vector, colour)
-        plane.text(*(vector + np.array(shift)), name, color=colour)
+        _arrow(plane, vector, color)
+        plane.text(*(vector + np.array(shift)), name, color=color)
     plane.text(0.22, 0.1, "W(x), frozen", color=RED, rotation=20, rotation_mode="anchor")
     plane.plot(0, 0, "o", color=INK, markersize=4)
     plane.set(xlim=(-0.6, 1.6), ylim=(-0.5, 1.2), aspect="equal", xticks=[], yticks=[])
@@ -84,8 +84,8 @@ def two_vectors() -> None:
     plane.spines[:].set_visible(False)
 
     places = np.arange(2)
-    for offset, vector, colour in ((-0.19, row, RED), (0.19, slope, BLUE)):
-        drawn = bars.bar(places + offset, vector * at, 0.34, color=colour)
+    for offset, vector, color in ((-0.19, row, RED), (0.19, slope, BLUE)):
+        drawn = bars.bar(places + offset, vector * at, 0.34, color=color)
         bars.bar_label(drawn, fmt="%+.2f", padding=3, fontsize=9)
     bars.axhline(0, color=INK, linewidth=0.8)
     bars.set_xticks(places, ["x₁", "x₂"])
@@ -96,15 +96,15 @@ def two_vectors() -> None:
     figure.savefig(FOLDER / "two-vectors.svg", metadata={"Date": None})
 
 
-def _arrow(axes: Axes, vector: np.ndarray, colour: str) -> None:
+def _arrow(axes: Axes, vector: np.ndarray, color: str) -> None:
     axes.annotate(
-        "", vector, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2}
+        "", vector, (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2}
     )
 
 
-COLOURS = {
+COLORS = {
     "black": (0, 0, 0),
-    "grey": (0.5, 0.5, 0.5),
+    "gray": (0.5, 0.5, 0.5),
     "white": (1, 1, 1),
     "dark red": (0.45, 0, 0),
     "red": (1, 0, 0),
@@ -114,8 +114,8 @@ COLOURS = {
 
 
 def six_channels() -> None:
-    """How alike colours look to a unit that sees their direction alone."""
-    pixels = torch.tensor(list(COLOURS.values()), dtype=torch.float64)
+    """How alike colors look to a unit that sees their direction alone."""
+    pixels = torch.tensor(list(COLORS.values()), dtype=torch.float64)
     encoded = BcosEncoding().encode(pixels[:, :, None, None])[:, :, 0, 0]
     figure = Figure(figsize=(7.6, 3.9), layout="constrained")
     for axes, vectors, title in zip(
@@ -137,11 +137,11 @@ def six_channels() -> None:
                     (j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor=INK, linewidth=1.5
                 )
                 axes.add_patch(frame)
-        for place, colour in enumerate(COLOURS.values()):
+        for place, color in enumerate(COLORS.values()):
             for corner in ((place - 0.5, -1.15), (-1.15, place - 0.5)):
                 width, height = (1, 0.55) if corner[1] == -1.15 else (0.55, 1)
                 swatch = matplotlib.patches.Rectangle(
-                    corner, width, height, facecolor=colour, edgecolor=GREY, clip_on=False
+                    corner, width, height, facecolor=color, edgecolor=GRAY, clip_on=False
                 )
                 axes.add_patch(swatch)
         axes.set(xticks=[], yticks=[])
@@ -167,18 +167,18 @@ def scenes(model: Classifier, count: int) -> tuple[Tensor, Tensor, list[str]]:
 
 
 def explained_scenes(model: Classifier) -> None:
-    """Picture, W(x)·x, W(x) in colour, and input × gradient."""
+    """Picture, W(x)·x, W(x) in color, and input × gradient."""
     images, labels, names = scenes(model, 5)
     ours = bcosvit.explain(model, images, labels)
     other = bcosvit.explain(model, images, labels, method="ixg")
-    colours = colour_image(ours.weights, ours.map, smooth=5)
+    colors = color_image(ours.weights, ours.map, smooth=5)
     rows = [
         [
             Tile(image=photo_image(image), label=name)
             for image, name in zip(images, names, strict=True)
         ],
         [Tile(image=contribution_image(map), label="contributions W(x)·x") for map in ours.map],
-        [Tile(image=on_white(rgba), label="W(x) in colour") for rgba in colours],
+        [Tile(image=on_white(rgba), label="W(x) in color") for rgba in colors],
         [Tile(image=contribution_image(map), label="input · gradient") for map in other.map],
     ]
     panel(rows, cell=144).save(FOLDER / "scenes.png", optimize=True)
@@ -199,8 +199,8 @@ def adding_up(model: Classifier) -> None:
     axes = figure.subplots()
     total = 0.0
     for place, (name, step) in enumerate(steps.items()):
-        colour = GREY if name in ("bias", "residual") else RED if step > 0 else BLUE
-        axes.barh(place, step, 0.6, left=total, color=colour)
+        color = GRAY if name in ("bias", "residual") else RED if step > 0 else BLUE
+        axes.barh(place, step, 0.6, left=total, color=color)
         total += step
         axes.plot([total, total], [place - 0.3, place + 1.3], color=INK, linewidth=0.8)
         axes.text(max(total, total - step) + 0.15, place, _signed(step), va="center")

@@ -1,6 +1,6 @@
 """B-cos vision transformers: models whose prediction is its own explanation."""
 
-from bcosvit.explain import Attribution, explain, explainers
+from bcosvit.attribution import Attribution, explain, explainers
 from bcosvit.models import (
     DenseNetConfig,
     ModelConfig,

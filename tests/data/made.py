@@ -9,14 +9,14 @@ from PIL import Image
 from bcosvit.data.splits import Split
 
 
-def colour(number: int) -> tuple[int, int, int]:
-    """A colour of its own for every picture, so that a picture tells which file it came from."""
+def color(number: int) -> tuple[int, int, int]:
+    """A color of its own for every picture, so that a picture tells which file it came from."""
     return (number * 37 % 256, number * 11 % 256, number % 256)
 
 
 def png(number: int = 0) -> bytes:
     stream = io.BytesIO()
-    Image.new("RGB", (16, 12), colour(number)).save(stream, "PNG")
+    Image.new("RGB", (16, 12), color(number)).save(stream, "PNG")
     return stream.getvalue()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bcosvit.data.sources import SourceError, check, open_source
-from tests.data.made import colour, folder, png
+from tests.data.made import color, folder, png
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_saved_dataset_with_splits(datasets, tmp_path: Path) -> None:
     assert source.classes == ("zebra", "ant")
     assert source.train.labels() == [0, 1, 0, 1, 0, 1]
     image, label, key = source.val[3]
-    assert (image.getpixel((0, 0)), label, key) == (colour(53), 1, "validation/3")
+    assert (image.getpixel((0, 0)), label, key) == (color(53), 1, "validation/3")
 
 
 def test_saved_dataset_without_splits_and_with_a_bad_picture(datasets, tmp_path: Path) -> None:
@@ -76,23 +76,23 @@ def test_columns_are_found_by_type_or_chosen(datasets, tmp_path: Path) -> None:
     assert open_source(f"hf:{tmp_path / 'two'}?label=kind").classes == ("zebra", "ant")
     with pytest.raises(SourceError, match="none of them named nope"):
         open_source(f"hf:{tmp_path / 'two'}?label=nope")
-    with pytest.raises(SourceError, match=r"option colour of .* is unknown: use image, label"):
-        open_source(f"hf:{tmp_path / 'two'}?colour=red")
+    with pytest.raises(SourceError, match=r"option color of .* is unknown: use image, label"):
+        open_source(f"hf:{tmp_path / 'two'}?color=red")
     table(datasets, 8).remove_columns("picture").save_to_disk(tmp_path / "none")
     with pytest.raises(SourceError, match="0 columns of type Image"):
         open_source(f"hf:{tmp_path / 'none'}")
 
 
-def test_unlabelled_and_missing_datasets(datasets, tmp_path: Path) -> None:
+def test_unlabeled_and_missing_datasets(datasets, tmp_path: Path) -> None:
     rows = table(datasets, 6)
     for missing in (-1, None):
         kinds = [0, 1, 0, 1, 0, missing]
         change = rows.remove_columns("kind").add_column(
             "kind", kinds, feature=rows.features["kind"]
         )
-        change.save_to_disk(tmp_path / f"unlabelled {missing}")
+        change.save_to_disk(tmp_path / f"unlabeled {missing}")
         with pytest.raises(SourceError, match="pictures without a label"):
-            open_source(f"hf:{tmp_path}/unlabelled {missing}")
+            open_source(f"hf:{tmp_path}/unlabeled {missing}")
     with pytest.raises(SourceError, match="cannot be loaded"):
         open_source(f"hf:{tmp_path / 'nowhere'}")
     datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "test-only")

@@ -20,7 +20,7 @@ ORIENTATION = 0x0112
 
 
 def picture(width: int = 64, height: int = 48) -> np.ndarray:
-    """Four quadrants of different colours: every rotation and flip of it looks different."""
+    """Four quadrants of different colors: every rotation and flip of it looks different."""
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[: height // 2, : width // 2] = (250, 20, 30)
     pixels[: height // 2, width // 2 :] = (30, 240, 40)
@@ -95,15 +95,15 @@ def test_other_formats_ignore_at_least() -> None:
 
 
 def flat(image: Image.Image) -> tuple[int, ...]:
-    """The one colour of a picture of one colour, so that a test reads as a table."""
+    """The one color of a picture of one color, so that a test reads as a table."""
     assert image.mode == "RGB"
-    colours = image.getcolors()
-    assert colours is not None
-    assert len(colours) == 1
-    return colours[0][1]
+    colors = image.getcolors()
+    assert colors is not None
+    assert len(colors) == 1
+    return colors[0][1]
 
 
-def test_grey_and_bilevel() -> None:
+def test_gray_and_bilevel() -> None:
     assert flat(read(encode(Image.new("L", (9, 7), 77), "PNG"))) == (77, 77, 77)
     assert flat(read(encode(Image.new("1", (9, 7), 1), "PNG"))) == (255, 255, 255)
     assert flat(read(encode(Image.new("L", (8, 8), 77), "JPEG"))) == (77, 77, 77)

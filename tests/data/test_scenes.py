@@ -185,18 +185,18 @@ def test_the_label_changes_nothing_but_the_object(variant: str) -> None:
 def test_place_size_and_ground_tell_nothing() -> None:
     scenes, alike = drawn("plain"), Scenes("train", size=32, length=320)
     labels = np.array([scene.label for scene in scenes])
-    centres = np.array([np.argwhere(scene.mask).mean(axis=0) for scene in scenes])
+    centers = np.array([np.argwhere(scene.mask).mean(axis=0) for scene in scenes])
     areas = np.array([scene.mask.mean() for scene in scenes])
     grounds = np.array([pixels(alike.background(i)).mean(axis=(0, 1)) for i in range(160)])
     objects = np.array([pixels(s.image)[s.mask].mean(axis=0) for s in scenes])
-    for values in (*centres.T, areas, *grounds.T):
+    for values in (*centers.T, areas, *grounds.T):
         assert f_statistic(values, labels[: len(values)]) < CRITICAL
     for values in objects.T:
         assert f_statistic(values, labels) > 5 * CRITICAL
 
 
-def colour_accuracy(scenes: list[Scene]) -> float:
-    """How often the class whose objects are nearest in mean colour and spread is the right one."""
+def color_accuracy(scenes: list[Scene]) -> float:
+    """How often the class whose objects are nearest in mean color and spread is the right one."""
     patches = [pixels(scene.image)[scene.mask] for scene in scenes]
     features = np.array([np.r_[p.mean(axis=0), p.std(axis=0)] for p in patches])
     labels = np.array([scene.label for scene in scenes])
@@ -206,10 +206,10 @@ def colour_accuracy(scenes: list[Scene]) -> float:
     return float(np.mean(nearest == labels[asked]))
 
 
-def test_colour_tells_the_class_in_plain_and_not_in_hard() -> None:
+def test_color_tells_the_class_in_plain_and_not_in_hard() -> None:
     # Chance is 0.125, with a deviation of 0.026 over 160 scenes.
-    assert colour_accuracy(drawn("plain")) > 0.5
-    assert colour_accuracy(drawn("hard")) < 0.2
+    assert color_accuracy(drawn("plain")) > 0.5
+    assert color_accuracy(drawn("hard")) < 0.2
 
 
 def test_cue_goes_with_the_class_in_training_only() -> None:
@@ -222,15 +222,15 @@ def test_cue_goes_with_the_class_in_training_only() -> None:
 def test_cue_is_seen_where_its_mask_is_and_nowhere_on_the_object() -> None:
     scenes = Scenes("val", "cue", size=32, length=120)
     cues = np.array([scenes.cue(index) for index in range(120)])
-    colours = []
+    colors = []
     for scene in scenes:
         assert scene.cue_mask is not None
         assert 0.01 < scene.cue_mask.mean() < 0.06
         assert not (scene.cue_mask & scene.mask).any()
-        colour = pixels(scene.image)[scene.cue_mask].mean(axis=0)
-        colours.append(colour / np.linalg.norm(colour))
-    means = np.array([np.mean(np.array(colours)[:80][cues[:80] == c], axis=0) for c in range(8)])
-    nearest = ((np.array(colours)[80:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+        color = pixels(scene.image)[scene.cue_mask].mean(axis=0)
+        colors.append(color / np.linalg.norm(color))
+    means = np.array([np.mean(np.array(colors)[:80][cues[:80] == c], axis=0) for c in range(8)])
+    nearest = ((np.array(colors)[80:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
     assert np.mean(nearest == cues[80:]) > 0.85
 
 

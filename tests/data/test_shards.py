@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bcosvit.data.sources import SourceError, check, open_source
-from tests.data.made import class_folders, colour, folder, keys, png, tar
+from tests.data.made import class_folders, color, folder, keys, png, tar
 
 
 def test_shards_of_class_folders(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_shards_of_class_folders(tmp_path: Path) -> None:
     assert source.train.labels() == [1, 1, 0, 2, 2, 2]
     assert keys(source.val) == [f"val-0.tar/val/{c}/0.png" for c in ("a", "b", "ü")]
     for split, numbers in ((source.train, [0, 1, 2, 20, 21, 22]), (source.val, [40, 41, 42])):
-        assert [image.getpixel((0, 0)) for image, _, _ in split] == [colour(n) for n in numbers]
+        assert [image.getpixel((0, 0)) for image, _, _ in split] == [color(n) for n in numbers]
 
 
 def test_brace_pattern_and_splits_by_shard_name(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_webdataset_labels(tmp_path: Path) -> None:
     for image, label, key in source.train:
         number = int(key[-7:-4])
         assert label == 1 - number % 2
-        assert image.getpixel((0, 0)) == colour(number)
+        assert image.getpixel((0, 0)) == color(number)
 
 
 def test_webdataset_json_names_and_dots(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bcosvit.data.sources import SourceError, check, open_source
-from tests.data.made import colour, folder, keys, png
+from tests.data.made import color, folder, keys, png
 
 
 def test_folder_with_train_and_val(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     assert keys(source.val) == ["val/cat/000.png", "val/dog/000.png"]
     image, label, key = source.val[1]
     assert isinstance(image, Image.Image)
-    assert (image.getpixel((0, 0)), label, key) == (colour(51), 1, "val/dog/000.png")
+    assert (image.getpixel((0, 0)), label, key) == (color(51), 1, "val/dog/000.png")
 
 
 @pytest.mark.parametrize("name", ["val", "Valid", "validation", "test"])

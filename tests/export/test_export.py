@@ -19,7 +19,7 @@ from bcosvit.export import export_weights
 from bcosvit.export.compare import Comparison, difference, drawn
 from bcosvit.models import Classifier
 from bcosvit.report.subject import Subject
-from tests.conftest import randomise, small_config, tiny_config
+from tests.conftest import randomize, small_config, tiny_config
 from tests.report.support import write_pictures
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_example.py"
@@ -29,7 +29,7 @@ NAMES = ["cat", "dog", "sea star"]
 def write(path: Path, config=tiny_config, **options) -> Path:
     """A model whose signal neither dies nor explodes, so that float32 has digits to agree in."""
     model = create_model(config(**{"depth": 1, "gain": 2.0, "num_classes": 3, **options}))
-    randomise(model)
+    randomize(model)
     save(model, path, metadata={"bcosvit.classes": json.dumps(NAMES)})
     return path
 
@@ -170,7 +170,7 @@ def test_torchs_own_format_with_explanation(tmp_path):
 
 @pytest.mark.slow
 def test_a_conventional_model_as_onnx(tmp_path):
-    family = {"family": "conventional", "flavour": "conventional", "gain": None}
+    family = {"family": "conventional", "flavor": "conventional", "gain": None}
     weights = write(tmp_path / "c.safetensors", **family)
     found = export_weights(weights, tmp_path / "c.onnx", repeats=1)
     assert set(found.errors) == {"logits"}
@@ -223,7 +223,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
         {"position": "mul", "maxout": 2, "tap": 1},
         {"position": "add", "maxout": 1, "tap": 3},
         {"position": "none", "b": 1.5, "maxout": 3, "image_size": 40},
-        {"flavour": "v2", "b": 2.5, "attention_b": 1.0},
+        {"flavor": "v2", "b": 2.5, "attention_b": 1.0},
     ],
 )
 def test_every_axis(tmp_path, options):

@@ -9,8 +9,8 @@ import torch
 from bcosvit import ModelConfig, StemConfig, create_model, list_models, resize_prior
 from bcosvit.models import DenseNetConfig, model_config
 from bcosvit.models.config import from_dict, to_dict
-from bcosvit.nn import BatchNormUncentred2d, BcosConv2d, BcosLinear
-from tests.conftest import randomise, small_config, tiny_config
+from bcosvit.nn import BatchNormUncentered2d, BcosConv2d, BcosLinear
+from tests.conftest import randomize, small_config, tiny_config
 
 
 def test_every_name_of_the_paper():
@@ -36,15 +36,15 @@ def test_taps(family, depth, channels, side, kernel):
     """SPEC 2.3 and 2.4: the named number of convolutions, 196 tokens."""
     with torch.device("meta"):
         model = create_model(f"{family}_ti_{depth}")
-    backbone = model.tokeniser.backbone
+    backbone = model.tokenizer.backbone
     convolutions = [m for m in backbone.modules() if isinstance(m, BcosConv2d | torch.nn.Conv2d)]
     assert len(convolutions) == depth == model.config.backbone.convolutions_at(model.config.tap)
     encoded = model.encoding(torch.zeros(1, 3, 224, 224, device="meta"))
     assert backbone(encoded).shape == (1, channels, side, side)
-    assert model.tokeniser(encoded).shape == (1, 196, 192)
+    assert model.tokenizer(encoded).shape == (1, 196, 192)
     assert model.config.grid == (14, 14)
-    assert tuple(model.tokeniser.patches.kernel_size) == (kernel, kernel)
-    assert tuple(model.tokeniser.patches.stride) == (kernel, kernel)
+    assert tuple(model.tokenizer.patches.kernel_size) == (kernel, kernel)
+    assert tuple(model.tokenizer.patches.stride) == (kernel, kernel)
 
 
 @pytest.mark.parametrize(("size", "f", "width"), [("ti", 15, 192), ("s", 20, 384), ("b", 25, 768)])
@@ -57,39 +57,39 @@ def test_scales(size, f, width, position, factor):
     block = model.blocks[0]
     assert block.attention.value.scale == pytest.approx(f / math.sqrt(width))
     assert block.mlp[1].scale == pytest.approx(f / math.sqrt(4 * width))
-    assert model.tokeniser.patches.scale == pytest.approx(f / math.sqrt(4 * 512))
+    assert model.tokenizer.patches.scale == pytest.approx(f / math.sqrt(4 * 512))
     assert model.head.maxout == 1
     assert model.logit.scale == 1e-3
     assert model.logit.bias == pytest.approx(math.log(0.01 / 0.99))
-    assert model.tokeniser.feature_scale == 1e3
-    assert model.tokeniser.backbone.conv0.scale == pytest.approx(100 / math.sqrt(49 * 6))
+    assert model.tokenizer.feature_scale == 1e3
+    assert model.tokenizer.backbone.conv0.scale == pytest.approx(100 / math.sqrt(49 * 6))
 
 
-def test_flavours():
+def test_flavors():
     with torch.device("meta"):
         v1, v2 = create_model("bcos_vit_ti_38"), create_model("bcos_vit_ti_38", backbone="v2")
-    kinds = {type(m) for m in v1.tokeniser.backbone.modules()}
-    assert BatchNormUncentred2d not in kinds
-    assert v1.tokeniser.backbone.conv0.maxout == 2
-    assert isinstance(v2.tokeniser.backbone.norm0, BatchNormUncentred2d)
-    assert v2.tokeniser.backbone.norm0.bias is None
-    assert v2.tokeniser.backbone.conv0.maxout == 1
-    assert v2.tokeniser.backbone.conv0.scale == 1
-    assert v2.tokeniser.feature_scale == 1e3
+    kinds = {type(m) for m in v1.tokenizer.backbone.modules()}
+    assert BatchNormUncentered2d not in kinds
+    assert v1.tokenizer.backbone.conv0.maxout == 2
+    assert isinstance(v2.tokenizer.backbone.norm0, BatchNormUncentered2d)
+    assert v2.tokenizer.backbone.norm0.bias is None
+    assert v2.tokenizer.backbone.conv0.maxout == 1
+    assert v2.tokenizer.backbone.conv0.scale == 1
+    assert v2.tokenizer.feature_scale == 1e3
 
 
 def test_backbone_is_frozen_by_default():
-    model = create_model(tiny_config(flavour="v2")).train()
-    before = model.tokeniser.backbone.norm0.running_var.clone()
+    model = create_model(tiny_config(flavor="v2")).train()
+    before = model.tokenizer.backbone.norm0.running_var.clone()
     model(torch.rand(2, 3, 32, 32)).sum().backward()
-    assert all(p.grad is None for p in model.tokeniser.backbone.parameters())
-    assert model.tokeniser.patches.weight.grad is not None
-    assert torch.equal(model.tokeniser.backbone.norm0.running_var, before)
+    assert all(p.grad is None for p in model.tokenizer.backbone.parameters())
+    assert model.tokenizer.patches.weight.grad is not None
+    assert torch.equal(model.tokenizer.backbone.norm0.running_var, before)
 
-    model = create_model(tiny_config(flavour="v2", train_backbone=True)).train()
+    model = create_model(tiny_config(flavor="v2", train_backbone=True)).train()
     model(torch.rand(2, 3, 32, 32)).sum().backward()
-    assert all(p.grad is not None for p in model.tokeniser.backbone.parameters())
-    assert not torch.equal(model.tokeniser.backbone.norm0.running_var, before)
+    assert all(p.grad is not None for p in model.tokenizer.backbone.parameters())
+    assert not torch.equal(model.tokenizer.backbone.norm0.running_var, before)
 
 
 def test_options_reach_the_layers():
@@ -134,14 +134,14 @@ def test_unknown_names(name, says):
     [
         ({"position": "rope"}, "position = 'rope'.*none, emb, add, mul"),
         ({"attention": "linear"}, "attention = 'linear'.*shifted, standard"),
-        ({"backbone": "v3"}, "flavour = 'v3'.*v1, v2"),
+        ({"backbone": "v3"}, "flavor = 'v3'.*v1, v2"),
         ({"backbone": "conventional"}, "does not fit the bcos family"),
         ({"b": 0.5}, "B = 0.5"),
         ({"attention_b": 0.0}, "B = 0.0"),
         ({"maxout": 0}, "maxout = 0"),
         ({"num_classes": 0}, "num_classes = 0"),
         ({"depth": 0}, "depth = 0"),
-        ({"heads": 5}, "192 cannot be split into 5 heads"),
+        ({"num_heads": 5}, "192 cannot be split into 5 heads"),
         ({"tap": 5}, "tap = 5.*1 to 4"),
         ({"image_size": 8}, "too small"),
         ({"image_size": (224, 224, 3)}, "image_size"),
@@ -150,7 +150,7 @@ def test_unknown_names(name, says):
         ({"tap": "x"}, "tap = 'x'"),
         ({"b": "x"}, "b = 'x'.*give a number"),
         ({"mlp_ratio": -1}, "mlp_ratio = -1"),
-        ({"colour": 1}, "no option 'colour'; it has family"),
+        ({"color": 1}, "no option 'color'; it has family"),
     ],
 )
 def test_impossible_axes(options, says):
@@ -173,7 +173,7 @@ def test_conventional_family_has_no_bcos_axes(options):
 @pytest.mark.parametrize("position", ["none", "emb", "add", "mul"])
 @pytest.mark.parametrize("family", ["bcos", "conventional"])
 def test_other_image_sizes(position, family):
-    model = randomise(create_model(small_config(position=position, family=family))).eval()
+    model = randomize(create_model(small_config(position=position, family=family))).eval()
     x = torch.rand(1, 3, 24, 32)
     if position == "none":
         assert model(x).shape == (1, 5)
@@ -190,7 +190,7 @@ def test_other_image_sizes(position, family):
 
 
 def test_resized_prior_keeps_its_pattern():
-    """A prior that favours near tokens still does on another grid."""
+    """A prior that favors near tokens still does on another grid."""
     model = create_model(small_config(image_size=32))
     prior = model.blocks[0].attention.prior
     side = 8
@@ -200,10 +200,10 @@ def test_resized_prior_keeps_its_pattern():
         prior.logits.copy_(-torch.cdist(place, place).expand(3, -1, -1))
     resized = resize_prior(model, 64).blocks[0].attention.prior.logits
     assert resized.shape == (3, 256, 256)
-    favourite, own = resized.argmax(-1), torch.arange(256)
-    assert ((favourite // 16 - own // 16).abs() <= 1).all()
-    assert ((favourite % 16 - own % 16).abs() <= 1).all()
-    assert (favourite == own).float().mean() > 0.7
+    favorite, own = resized.argmax(-1), torch.arange(256)
+    assert ((favorite // 16 - own // 16).abs() <= 1).all()
+    assert ((favorite % 16 - own % 16).abs() <= 1).all()
+    assert (favorite == own).float().mean() > 0.7
 
 
 def test_too_small_an_image_for_one_token():
@@ -214,7 +214,7 @@ def test_too_small_an_image_for_one_token():
 
 def test_small_models_from_the_same_config():
     config = ModelConfig(
-        width=24, heads=2, depth=1, image_size=48, backbone=StemConfig(widths=(8, 8, 8))
+        width=24, num_heads=2, depth=1, image_size=48, backbone=StemConfig(widths=(8, 8, 8))
     )
     assert config.grid == (6, 6)
     assert config.train_backbone
@@ -222,6 +222,6 @@ def test_small_models_from_the_same_config():
 
 
 def test_default_logit_bias_of_v2():
-    assert DenseNetConfig(flavour="v2", num_classes=11).logit_bias == pytest.approx(-math.log(10))
-    assert DenseNetConfig(flavour="v2", num_classes=1).logit_bias == 0
-    assert DenseNetConfig(flavour="v2", logit_bias=0.0).logit_bias == 0
+    assert DenseNetConfig(flavor="v2", num_classes=11).logit_bias == pytest.approx(-math.log(10))
+    assert DenseNetConfig(flavor="v2", num_classes=1).logit_bias == 0
+    assert DenseNetConfig(flavor="v2", logit_bias=0.0).logit_bias == 0

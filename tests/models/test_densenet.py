@@ -7,16 +7,16 @@ from bcosvit import create_model
 from bcosvit.models import densenet
 from bcosvit.nn import prepared
 from bcosvit.nn.dynamic import view
-from tests.conftest import randomise, tiny_config
+from tests.conftest import randomize, tiny_config
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-@pytest.mark.parametrize("flavour", ["v1", "v2"])
-def test_writing_in_place_changes_nothing(flavour, backend, monkeypatch):
+@pytest.mark.parametrize("flavor", ["v1", "v2"])
+def test_writing_in_place_changes_nothing(flavor, backend, monkeypatch):
     """What a GPU does where nothing is differentiated, done on a CPU."""
     if backend == "triton":
         pytest.importorskip("triton")
-    model = randomise(create_model(tiny_config(flavour=flavour))).eval()
+    model = randomize(create_model(tiny_config(flavor=flavor))).eval()
     images = torch.rand(2, 3, 32, 32)
     calls = []
 
@@ -33,7 +33,7 @@ def test_writing_in_place_changes_nothing(flavour, backend, monkeypatch):
 
 
 def test_a_prepared_view_predicts_the_same_and_stays_as_it_is():
-    model = randomise(create_model(tiny_config())).eval()
+    model = randomize(create_model(tiny_config())).eval()
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         before = model(images)

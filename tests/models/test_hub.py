@@ -12,8 +12,8 @@ import torch
 from bcosvit import DenseNetConfig, create_model, explain, load
 from bcosvit.models import Classifier, DenseNet, VisionTransformer, features
 from bcosvit.models.weights import read_metadata
-from tests.conftest import randomise, small_config, tiny_config
-from tests.explain.test_exactness import check
+from tests.attribution.test_exactness import check
+from tests.conftest import randomize, small_config, tiny_config
 
 ROOT = Path(__file__).parents[2]
 DENSE = {"growth": 2, "blocks": (2, 1), "stem_width": 4, "bottleneck": 2, "num_classes": 6}
@@ -22,7 +22,7 @@ NOTES = {"bcosvit.classes": json.dumps(["cat", "dog"]), "bcosvit.run": '{"accura
 
 @pytest.fixture
 def small():
-    return randomise(create_model(small_config(num_classes=2))).eval()
+    return randomize(create_model(small_config(num_classes=2))).eval()
 
 
 def test_a_folder_and_back(small, tmp_path):
@@ -114,9 +114,9 @@ CONFIGS = {
     "B-cos ViT": small_config(position="emb"),
     "on a DenseNet": tiny_config(),
     "conventional": small_config(family="conventional"),
-    "v1": DenseNetConfig(flavour="v1", **DENSE),
-    "v2": DenseNetConfig(flavour="v2", **DENSE),
-    "torchvision": DenseNetConfig(flavour="conventional", **DENSE),
+    "v1": DenseNetConfig(flavor="v1", **DENSE),
+    "v2": DenseNetConfig(flavor="v2", **DENSE),
+    "torchvision": DenseNetConfig(flavor="conventional", **DENSE),
 }
 
 
@@ -127,7 +127,7 @@ def pixels(config) -> torch.Tensor:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_new_head(config):
-    model = randomise(create_model(config)).double().eval()
+    model = randomize(create_model(config)).double().eval()
     x = pixels(config)
     if config.family == "bcos":
         explain(model, x)
@@ -147,7 +147,7 @@ def test_a_new_head(config):
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS.values() if c.family == "bcos"])
 def test_explanations_are_of_the_new_head(config):
-    model = randomise(create_model(config)).double().eval()
+    model = randomize(create_model(config)).double().eval()
     x = pixels(config)
     explain(model, x)
     model.reset_classifier(4)
@@ -161,14 +161,14 @@ def test_explanations_are_of_the_new_head(config):
 def test_w_is_still_the_product_of_dynamic_matrices():
     """Which completeness alone does not prove."""
     gains = {"gain": 1.0, "prior_gain": 4.0, "feature_scale": 2.0, "logit_scale": 0.5}
-    model = randomise(create_model(tiny_config(tap=1, **gains))).double().eval()
+    model = randomize(create_model(tiny_config(tap=1, **gains))).double().eval()
     explain(model, torch.rand(1, 3, 32, 32, dtype=torch.float64))
     model.reset_classifier(4)
     check(model, "v1", 1)
 
 
 def test_a_chosen_bias_stays():
-    model = create_model(DenseNetConfig(flavour="v2", logit_bias=-1.5, **DENSE))
+    model = create_model(DenseNetConfig(flavor="v2", logit_bias=-1.5, **DENSE))
     model.reset_classifier(4)
     assert model.logit.bias == -1.5
     with pytest.raises(ValueError, match="num_classes = 0"):
@@ -185,7 +185,7 @@ def test_the_head_trains_where_the_model_does(small):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_maps_of_every_stage(config):
-    model = randomise(create_model(config)).double().eval()
+    model = randomize(create_model(config)).double().eval()
     x = pixels(config)
     stages = features(model)
     maps, info = stages(x), stages.feature_info

@@ -33,7 +33,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def test_logits_and_contributions_agree(peer, tmp_path):
     torch.save(peer.state_dict(), tmp_path / "bcos_v2.pth")
-    ours = create_model("bcos_densenet121", flavour="v2", num_classes=20).double().eval()
+    ours = create_model("bcos_densenet121", flavor="v2", num_classes=20).double().eval()
     assert load_backbone(ours, tmp_path / "bcos_v2.pth") == []
     assert ours.logit.bias == pytest.approx(peer.logit_layer.logit_bias)
 
@@ -51,13 +51,13 @@ def test_logits_and_contributions_agree(peer, tmp_path):
 
 def test_state_dict_loads_by_its_own_names(peer):
     """Also without our loader: the published keys are accepted as they are."""
-    ours = create_model("bcos_densenet121", flavour="v2", num_classes=20).double().eval()
+    ours = create_model("bcos_densenet121", flavor="v2", num_classes=20).double().eval()
     ours.load_state_dict(peer.state_dict())
     x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
     torch.testing.assert_close(ours(x), peer(torch.cat([x, 1 - x], 1)))
 
 
-def test_tokeniser_takes_the_same_file(peer, tmp_path):
+def test_tokenizer_takes_the_same_file(peer, tmp_path):
     torch.save(peer.state_dict(), tmp_path / "bcos_v2.pth")
     model = create_model("bcos_vit_ti_38", backbone="v2", num_classes=2).double().eval()
     unused = load_backbone(model, tmp_path / "bcos_v2.pth")
@@ -69,4 +69,4 @@ def test_tokeniser_takes_the_same_file(peer, tmp_path):
         theirs = part(theirs)
         if name == "denseblock2":
             break
-    assert relative(model.tokeniser.backbone(encoded), theirs.detach()) < 1e-9
+    assert relative(model.tokenizer.backbone(encoded), theirs.detach()) < 1e-9

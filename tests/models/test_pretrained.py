@@ -17,7 +17,7 @@ from bcosvit.files import cache_folder
 from bcosvit.models import pretrained
 from bcosvit.models.pretrained import DEFAULT, locate, shipped
 from bcosvit.models.weights import load_backbone, read_metadata
-from tests.conftest import randomise, small_config, tiny_config
+from tests.conftest import randomize, small_config, tiny_config
 from tests.report.support import write_pictures, write_weights
 
 
@@ -27,7 +27,7 @@ def weights(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     path = folder / "a model.safetensors"
-    save(randomise(create_model(small_config())), path)
+    save(randomize(create_model(small_config())), path)
     return path
 
 
@@ -151,10 +151,10 @@ def test_hub_mistakes(monkeypatch):
 def test_a_backbone_comes_by_address_too(asked, weights):
     dense = create_model(tiny_config().backbone)
     path = weights.with_name("dense.pth")
-    torch.save(randomise(dense).state_dict(), path)
+    torch.save(randomize(dense).state_dict(), path)
     model = create_model(tiny_config())
     load_backbone(model, address(asked, path))
-    assert torch.equal(model.tokeniser.backbone.conv0.weight, dense.features.conv0.weight)
+    assert torch.equal(model.tokenizer.backbone.conv0.weight, dense.features.conv0.weight)
 
 
 @pytest.fixture
@@ -180,11 +180,11 @@ def test_shipped_names(shelf, monkeypatch):
 
 
 def test_training_starts_from_a_shipped_model(shelf):
-    from bcosvit.train.initialise import config_in, initialise
+    from bcosvit.train.initialize import config_in, initialize
 
     write_weights(shelf / "another.safetensors", classes=None)
     model = create_model(config_in("another"))
-    assert initialise(model, "another") == "The model starts from another."
+    assert initialize(model, "another") == "The model starts from another."
     assert same(model, shelf / "another.safetensors")
 
 

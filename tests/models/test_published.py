@@ -1,4 +1,4 @@
-"""A published DenseNet as a tokeniser: the flavour is found, and the check can fail."""
+"""A published DenseNet as a tokenizer: the flavor is found, and the check can fail."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bcosvit import create_model, load
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
 from bcosvit.cli import app
 from bcosvit.models import DenseNetConfig, published
-from tests.conftest import randomise
+from tests.conftest import randomize
 from tests.models.test_weights import authors_v1
 from tests.reference import dynamic
 
@@ -18,16 +18,16 @@ from bcos.models.densenet import BcosDenseNet  # isort: skip
 from bcos.modules import norms  # isort: skip
 
 THIN = {"growth": 2, "blocks": (2, 1, 1), "stem_width": 4, "bottleneck": 2, "num_classes": 6}
-VIT = {"width": 8, "heads": 2, "depth": 1, "image_size": 32, "num_classes": 3, "tap": 2}
+VIT = {"width": 8, "num_heads": 2, "depth": 1, "image_size": 32, "num_classes": 3, "tap": 2}
 
 
-def thin(flavour: str) -> dict[str, torch.Tensor]:
-    model = randomise(create_model(DenseNetConfig(flavour=flavour, **THIN)))
+def thin(flavor: str) -> dict[str, torch.Tensor]:
+    model = randomize(create_model(DenseNetConfig(flavor=flavor, **THIN)))
     return dict(model.state_dict())
 
 
-def options(flavour: str) -> dict:
-    return {**VIT, "backbone": DenseNetConfig(flavour=flavour, **THIN)}
+def options(flavor: str) -> dict:
+    return {**VIT, "backbone": DenseNetConfig(flavor=flavor, **THIN)}
 
 
 @pytest.fixture
@@ -35,17 +35,17 @@ def images() -> torch.Tensor:
     return torch.rand(2, 3, 32, 32)
 
 
-@pytest.mark.parametrize("flavour", ["v1", "v2"])
-def test_the_equations_agree_with_numpys(flavour):
+@pytest.mark.parametrize("flavor", ["v1", "v2"])
+def test_the_equations_agree_with_numpys(flavor):
     """What checkpoints are held against is itself held against the explicit matrices."""
-    state = {key: tensor.double() for key, tensor in thin(flavour).items()}
+    state = {key: tensor.double() for key, tensor in thin(flavor).items()}
     x = torch.rand(1, 3, 16, 16, dtype=torch.float64)
     encoded = torch.cat([x, 1 - x], 1)
     weights = {key.removeprefix("features."): tensor.numpy() for key, tensor in state.items()}
     expected, shape = dynamic.dense_backbone(
-        encoded[0].numpy(), weights, flavour, (2, 1, 1), growth=2
+        encoded[0].numpy(), weights, flavor, (2, 1, 1), growth=2
     )
-    found = published.published_features(state, encoded, 3, flavour)[0].numpy()
+    found = published.published_features(state, encoded, 3, flavor)[0].numpy()
     np.testing.assert_allclose(found, expected.value.reshape(shape), rtol=1e-9)
 
 
@@ -57,7 +57,7 @@ def test_the_peer_agrees_with_the_equations():
         bn_size=2,
         norm_layer=norms.NoBias(norms.BatchNormUncentered2d),
     )
-    randomise(peer)
+    randomize(peer)
     state = {published.our_name(k): t.double() for k, t in peer.state_dict().items()}
     encoded = torch.rand(1, 6, 32, 32, dtype=torch.float64)
     theirs = published.peer_features(state, encoded, 2)
@@ -70,7 +70,7 @@ def test_v1(tmp_path, images):
     model, found = published.bcosify(
         tmp_path / "state_dict.pkl", "bcos_vit_ti_38", images, **options("v1")
     )
-    assert found.flavour == "v1"
+    assert found.flavor == "v1"
     assert "not the authors' code" in found.compared_with
     assert 0 < found.error < 1e-12
     assert found.unused > 0
@@ -83,17 +83,17 @@ def test_v2(tmp_path, images, monkeypatch, installed):
     if not installed:
         monkeypatch.setattr(published, "find_spec", lambda name: None)
     _, found = published.bcosify(tmp_path / "v2.pth", "bcos_vit_ti_38", images, **options("v2"))
-    assert found.flavour == "v2"
+    assert found.flavor == "v2"
     assert ("PyPI's bcos" in found.compared_with) == installed
     assert found.error < 1e-12
 
 
 def test_another_function_is_noticed(tmp_path, images, monkeypatch):
-    """MaxOut over the wrong neighbours loads without complaint."""
+    """MaxOut over the wrong neighbors loads without complaint."""
     torch.save(thin("v1"), tmp_path / "v1.pth")
 
     def swapped(model, path):
-        weight = model.tokeniser.backbone.conv0.weight
+        weight = model.tokenizer.backbone.conv0.weight
         weight.data = weight.data.roll(1, 0)
         return []
 
@@ -112,7 +112,7 @@ def test_what_is_no_bcos_densenet(tmp_path, images):
     torch.save(thin("v1"), tmp_path / "v1.pth")
     with pytest.raises(ValueError, match="bcos_densenet121 has no option 'backbone'"):
         published.bcosify(tmp_path / "v1.pth", "bcos_densenet121", images)
-    with pytest.raises(ValueError, match="is of flavour v1"):
+    with pytest.raises(ValueError, match="is of flavor v1"):
         published.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v2"))
 
 
@@ -127,7 +127,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert result.stdout.endswith("start.safetensors\n")
     model = load("start.safetensors")
     assert model.config.num_classes == 3
-    assert torch.equal(model.tokeniser.backbone.conv0.weight, whole.features.conv0.weight)
+    assert torch.equal(model.tokenizer.backbone.conv0.weight, whole.features.conv0.weight)
     # The rest is as chance made it, the same each time.
     before = load_file("start.safetensors")["head.weight"]
     CliRunner().invoke(app, ["bcosify", "v1.pkl", "--model", "bcos_vit_ti_13", *vit])

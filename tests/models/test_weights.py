@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from bcosvit import create_model, explain, load, load_backbone, save
 from bcosvit.models import DenseNetConfig
 from bcosvit.models.weights import CONFIG_KEY, load_state, published_state, read_metadata
-from tests.conftest import randomise, small_config, tiny_config
+from tests.conftest import randomize, small_config, tiny_config
 
 
 @pytest.mark.parametrize("options", [{}, {"family": "conventional"}, {"position": "emb"}])
 def test_round_trip(tmp_path, options):
-    model = randomise(create_model(small_config(**options))).eval()
+    model = randomize(create_model(small_config(**options))).eval()
     save(model, tmp_path / "m.safetensors", metadata={"classes": "cat,dog"})
     twin = load(tmp_path / "m.safetensors")
     assert twin.config == model.config
@@ -26,7 +26,7 @@ def test_round_trip(tmp_path, options):
 
 
 def test_half_precision_file(tmp_path):
-    model = randomise(create_model(small_config())).eval()
+    model = randomize(create_model(small_config())).eval()
     save(model, tmp_path / "half.safetensors", dtype=torch.float16)
     save(model, tmp_path / "full.safetensors")
     sizes = [os.path.getsize(tmp_path / f"{name}.safetensors") for name in ("half", "full")]
@@ -125,7 +125,7 @@ DENSE = DenseNetConfig(growth=2, blocks=(2, 1, 1), stem_width=4, bottleneck=2, n
 @pytest.mark.parametrize("tap", [1, 2, 3])
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}])
 def test_authors_v1_names(tmp_path, tap, wrap):
-    whole = randomise(create_model(DENSE)).eval()
+    whole = randomize(create_model(DENSE)).eval()
     state = authors_v1(whole)
     assert "0.features.denseblock1.denselayer2.conv1.linear.weight" in state
     torch.save(wrap(state), tmp_path / "state_dict.pkl")
@@ -141,7 +141,7 @@ def test_authors_v1_names(tmp_path, tap, wrap):
         expected = part(expected)
         if name == f"denseblock{tap}":
             break
-    assert torch.equal(model.tokeniser.backbone(x), expected)
+    assert torch.equal(model.tokenizer.backbone(x), expected)
 
     alone = create_model(DENSE).eval()
     assert load_backbone(alone, tmp_path / "state_dict.pkl") == []
@@ -150,17 +150,17 @@ def test_authors_v1_names(tmp_path, tap, wrap):
 
 
 def test_our_own_backbone_file(tmp_path):
-    whole = randomise(create_model(DENSE))
+    whole = randomize(create_model(DENSE))
     save(whole, tmp_path / "dense.safetensors")
     model = create_model(tiny_config(tap=2))
     load_backbone(model, tmp_path / "dense.safetensors")
-    assert torch.equal(model.tokeniser.backbone.conv0.weight, whole.features.conv0.weight)
+    assert torch.equal(model.tokenizer.backbone.conv0.weight, whole.features.conv0.weight)
 
 
-def test_flavours_do_not_mix(tmp_path):
+def test_flavors_do_not_mix(tmp_path):
     torch.save(authors_v1(create_model(DENSE)), tmp_path / "v1.pkl")
     with pytest.raises(ValueError, match=r"v1.pkl does not fit the model; missing: norm0.weight"):
-        load_backbone(create_model(tiny_config(flavour="v2")), tmp_path / "v1.pkl")
+        load_backbone(create_model(tiny_config(flavor="v2")), tmp_path / "v1.pkl")
     save(create_model(small_config()), tmp_path / "vit.safetensors")
     with pytest.raises(ValueError, match="holds no DenseNet"):
         load_backbone(create_model(tiny_config()), tmp_path / "vit.safetensors")

@@ -1,4 +1,4 @@
-"""A paper in miniature: coloured squares, thin DenseNets, two blocks, seconds a run."""
+"""A paper in miniature: colored squares, thin DenseNets, two blocks, seconds a run."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 from bcosvit.paper.study import Study
 
-COLOURS = {
+COLORS = {
     "blue": (30, 40, 220),
     "green": (30, 200, 40),
     "red": (220, 30, 30),
@@ -24,7 +24,7 @@ SETTINGS = {
     "image_size": 32,
     "picture_every": 0,
     "model.width": 16,
-    "model.heads": 2,
+    "model.num_heads": 2,
     "model.depth": 2,
     "model.mlp_ratio": 2,
     # Two blocks do not grow activations as twelve do.
@@ -40,16 +40,16 @@ SETTINGS = {
 
 
 def write_squares(root: Path, train: int = 16, val: int = 5) -> Path:
-    """Squares on noise, a class a colour, in train/ and val/."""
+    """Squares on noise, a class a color, in train/ and val/."""
     noise = np.random.default_rng(0)
     for part, count in {"train": train, "val": val}.items():
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             folder = root / part / name
             folder.mkdir(parents=True)
             for number in range(count):
                 pixels = 0.4 * noise.integers(0, 256, (32, 32, 3))
                 top, left = noise.integers(0, 12, 2)
-                pixels[top : top + 20, left : left + 20] = colour
+                pixels[top : top + 20, left : left + 20] = color
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
     return root
 

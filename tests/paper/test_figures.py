@@ -10,10 +10,10 @@ from PIL import Image
 from bcosvit.paper import accuracy, positional
 from bcosvit.paper.accuracies import top1
 from bcosvit.paper.attention import branch_ratio
-from bcosvit.paper.catalogue import FIGURES
+from bcosvit.paper.catalog import FIGURES
 from bcosvit.paper.charts import method_markers
 from bcosvit.paper.conventional import conventional_outcome
-from bcosvit.paper.localisation import localisation_outcome
+from bcosvit.paper.localization import localization_outcome
 from bcosvit.paper.perturbation import perturbation_outcome
 from bcosvit.paper.sampled import sampled
 from bcosvit.paper.scores import best_post_hoc, method_scores
@@ -41,22 +41,22 @@ class Answers:
         return self.answers.get((spec.label, metric))
 
 
-def test_localisation_is_compared_with_the_best_mean_over_models():
+def test_localization_is_compared_with_the_best_mean_over_models():
     # Rollout is best on average, IxG on the second model.
     found = scores(inherent=(0.8, 0.6), rollout=(0.5, 0.2), ixg=(0.2, 0.4), random=(0.9, 0.9))
     assert best_post_hoc(found) == "rollout"
-    ratio, each, inherent = localisation_outcome(found).headlines
+    ratio, each, inherent = localization_outcome(found).headlines
     assert ratio.value.value == pytest.approx(0.7 / 0.35)
     assert ratio.ours.startswith("2.00 [2.00, 2.00] (Rollout)")
     assert each.value.value == pytest.approx((0.8 / 0.5 + 0.6 / 0.4) / 2)
     assert inherent.value.value == pytest.approx(0.7)
-    rows = localisation_outcome(found).rows
+    rows = localization_outcome(found).rows
     (mean,) = [r for r in rows if r["method"] == "rollout" and r["model"] == "mean of 2"]
-    assert mean["localisation"] == pytest.approx(0.35)
+    assert mean["localization"] == pytest.approx(0.35)
     assert mean["÷ inherent"] == pytest.approx((0.5 / 0.8 + 0.2 / 0.6) / 2)
 
 
-def test_areas_are_normalised_a_model_before_they_are_averaged():
+def test_areas_are_normalized_a_model_before_they_are_averaged():
     found = scores(inherent=(0.4, 0.1), rollout=(0.1, 0.06), ixg=(0.2, 0.0))
     # Relative to inherent: rollout 0.25 and 0.6, IxG 0.5 and 0; the means are 0.425 and 0.25.
     (line,) = perturbation_outcome(found).headlines
@@ -80,12 +80,12 @@ def test_conventional_models_are_compared_by_their_own_best_method():
     plain = scores(intgrad=(0.4, 0.3), rollout=(0.2, 0.3))
     areas = scores(inherent=(0.4, 0.2)), scores(finatt=(0.1, 0.1), ixg=(0.05, 0.1))
     outcome = conventional_outcome((bcos, plain), areas)
-    localisation, perturbation = outcome.headlines
-    assert localisation.value.value == pytest.approx(0.8 / 0.35)
-    assert localisation.ours.endswith("(IntGrad)")
+    localization, perturbation = outcome.headlines
+    assert localization.value.value == pytest.approx(0.8 / 0.35)
+    assert localization.ours.endswith("(IntGrad)")
     assert perturbation.value.value == pytest.approx(0.3 / 0.1)
     assert [chart.name for chart in outcome.charts] == [
-        "localisation-families",
+        "localization-families",
         "perturbation-families",
     ]
     # On the right FinAtt is at 1/3 of the inherent explanations' 1.
@@ -97,20 +97,20 @@ def test_conventional_models_are_compared_by_their_own_best_method():
 
 def test_scores_are_averaged_over_seeds_and_models_are_independent(tmp_path):
     answers = {
-        ("bcos_vit_ti_38", "localisation"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
-        ("bcos_vit_ti_38, seed 1", "localisation"): {
+        ("bcos_vit_ti_38", "localization"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
+        ("bcos_vit_ti_38, seed 1", "localization"): {
             "means": {"ixg": 1},
             "scores": {"ixg": [0.6]},
         },
-        ("bcos_vit_s_38", "localisation"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
-        ("bcos_vit_b_38", "localisation"): {"means": {}, "scores": {}},
+        ("bcos_vit_s_38", "localization"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
+        ("bcos_vit_b_38", "localization"): {"means": {}, "scores": {}},
     }
     lab = Answers(tmp_path, answers, seeds=2)
     specs = [vit("bcos", size, "38") for size in ("ti", "s", "b")]
-    found = method_scores(lab, specs, "localisation")["ixg"]
+    found = method_scores(lab, specs, "localization")["ixg"]
     assert found["Ti-38"].value == pytest.approx((0.2 + 0.6) / 2)
     assert found.keys() == {"Ti-38", "S-38"}
-    assert "too little" in lab.missing["localisation of bcos_vit_b_38"]
+    assert "too little" in lab.missing["localization of bcos_vit_b_38"]
     apart = (found["S-38"] - found["Ti-38"]).estimate()
     assert apart.high - apart.low > 0.1
 
@@ -171,7 +171,7 @@ def test_branch_ratios_are_geometric(tmp_path):
 
 def test_nothing_measured_is_said(tmp_path):
     for figure in FIGURES.values():
-        if figure.name not in ("qualitative", "normalisation"):
+        if figure.name not in ("qualitative", "normalization"):
             outcome = figure.make(Answers(tmp_path, {}))
             assert outcome.rows == []
             assert not outcome.charts
@@ -183,13 +183,13 @@ def test_nothing_measured_is_said(tmp_path):
     [
         ("positional", 12),
         ("accuracy", 18),
-        ("localisation", 9),
+        ("localization", 9),
         ("perturbation", 9),
         ("conventional", 18),
         ("attention", 9),
         ("maxout", 27),
         ("qualitative", 2),
-        ("normalisation", 1),
+        ("normalization", 1),
     ],
 )
 def test_the_papers_own_axes(tmp_path, name, count):
@@ -200,7 +200,7 @@ def test_the_papers_own_axes(tmp_path, name, count):
         assert {spec.short for spec in runs} == {"Ti-87", "S-87", "B-87"}
     if name == "attention":
         assert {spec.short for spec in runs} == {"S-13", "S-38", "S-87"}
-    if name in ("qualitative", "normalisation"):
+    if name in ("qualitative", "normalization"):
         assert {spec.short for spec in runs} == {"B-38"}
 
 

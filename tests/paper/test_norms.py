@@ -4,7 +4,7 @@ import torch
 
 from bcosvit import create_model
 from bcosvit.paper.norms import branch_ratios
-from tests.conftest import randomise, small_config
+from tests.conftest import randomize, small_config
 
 
 def test_ratios_are_those_of_the_branches(model, images):
@@ -19,7 +19,7 @@ def test_ratios_are_those_of_the_branches(model, images):
 
 
 def test_nothing_is_left_on_the_model(images):
-    model = randomise(create_model(small_config(attention="standard"))).double().train()
+    model = randomize(create_model(small_config(attention="standard"))).double().train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     branch_ratios(model, images)
     assert all(not module._forward_hooks and module.training for module in model.modules())

@@ -17,7 +17,7 @@ from bcosvit.paper import lab as lab_module
 from bcosvit.paper import measure as measure_module
 from bcosvit.paper import runs as runs_module
 from bcosvit.paper.budget import Cost
-from bcosvit.paper.catalogue import FIGURES
+from bcosvit.paper.catalog import FIGURES
 from bcosvit.paper.reproduce import reproduce
 from bcosvit.train import Stopped
 from bcosvit.train.history import History
@@ -182,12 +182,12 @@ def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "evaluate", watched)
     with pytest.raises(PowerCutError):
         reproduce("perturbation", study, say=lambda text: None)
-    for figure in ("perturbation", "localisation", "accuracy"):
+    for figure in ("perturbation", "localization", "accuracy"):
         reproduce(figure, study, say=lambda text: None)
-    reproduce("localisation", replace(study, grids=2), say=lambda text: None)
+    reproduce("localization", replace(study, grids=2), say=lambda text: None)
     # Those of the conventional model, which accuracy has beside the other.
     assert predicted == [True, False, False, False, False, True, False, False]
-    reproduce("localisation", replace(study, limit=20), say=lambda text: None)
+    reproduce("localization", replace(study, limit=20), say=lambda text: None)
     assert predicted[8:] == [True, False]
 
 
@@ -219,9 +219,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, cut)
         with pytest.raises(PowerCutError):
-            reproduce("normalisation", study, say=lambda _: None)
+            reproduce("normalization", study, say=lambda _: None)
     calls = watch(monkeypatch)
-    reproduce("normalisation", study, say=lambda _: None)
+    reproduce("normalization", study, say=lambda _: None)
     (name, resumed) = calls[0]
     assert len(calls) == 1
     assert name.startswith("bcos_vit_ti_38-seed0")
@@ -257,7 +257,7 @@ def test_a_given_backbone_is_not_trained_and_seen_once(whole, data, tmp_path, mo
     given = {"bcos_densenet121": str(backbone)}
     study = small_study(data, tmp_path, given=given, settings=settings, seeds=2)
     calls = watch(monkeypatch)
-    reproduce("localisation", study, say=lambda _: None)
+    reproduce("localization", study, say=lambda _: None)
     assert [name.split("-")[:2] for name, _ in calls] == [
         ["bcos_vit_ti_38", "seed0"],
         ["bcos_vit_ti_38", "seed1"],
@@ -267,7 +267,7 @@ def test_a_given_backbone_is_not_trained_and_seen_once(whole, data, tmp_path, mo
     assert sorted(kept) == ["given-bcos-38-seed0", "given-bcos-38-seed1"]
     trained = load_file(tmp_path / "runs" / calls[0][0] / "final.safetensors")
     key = "features.conv0.weight"
-    assert trained["tokeniser.backbone.conv0.weight"].equal(load_file(backbone)[key])
+    assert trained["tokenizer.backbone.conv0.weight"].equal(load_file(backbone)[key])
 
 
 def test_a_given_backbone_that_does_not_fit_is_seen_before_training(data, tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_the_command_on_drawn_scenes(tmp_path):
     result = CliRunner().invoke(
         app,
         [
-            *("reproduce", "normalisation", "--data", "scenes?size=32&train=16&val=8"),
+            *("reproduce", "normalization", "--data", "scenes?size=32&train=16&val=8"),
             *("--out", str(tmp_path), "--sizes", "ti", "--taps", "38", "--recipe", "quick"),
             *("--device", "cpu", "--batch", "8", *options),
         ],
@@ -295,7 +295,7 @@ def test_the_command_on_drawn_scenes(tmp_path):
     assert result.exit_code == 0
     assert "2 runs: 0 finished before, 2 to train" in result.output
     assert "13.6" in result.output
-    page = tmp_path / "normalisation" / "report.html"
+    page = tmp_path / "normalization" / "report.html"
     assert str(page) in result.output.replace("\n", "")
     assert "bcos_vit_ti_38-seed0" in Page(page).text
 
@@ -331,7 +331,7 @@ def test_without_time_there_are_pages_that_say_so(data, tmp_path, monkeypatch):
         (["accuracy", "--sizes", "ti,xl"], "There is no size 'xl'; choose all, or some of ti, s"),
         (["accuracy", "--recipe", "fast"], "There is no schedule 'fast'; choose from paper, small"),
         (["accuracy", "--budget", "0"], "budget = 0.0 is not allowed: give minutes above 0."),
-        (["accuracy", "--flavour", "v3"], "flavour = 'v3' is not allowed: choose from v2, v1."),
+        (["accuracy", "--flavor", "v3"], "flavor = 'v3' is not allowed: choose from v2, v1."),
         (["accuracy", "--set", "epoch=3"], "Recipes have no field 'epoch'"),
         (["accuracy", "--set", "modell.depth=3"], "The setting 'modell.depth' is unknown: give a"),
         (["accuracy", "--set", "seed=3"], "seed is not allowed: give --seeds"),

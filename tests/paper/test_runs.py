@@ -37,7 +37,7 @@ def test_a_name_depends_on_what_the_result_depends_on(tmp_path):
         # Of the backbone, and so of what stands on it.
         with_settings(runs, **{"backbone.epochs": 3}),
         with_settings(runs, **{"densenet.growth": 8}),
-        replace(runs, study=replace(runs.study, flavour="v1")),
+        replace(runs, study=replace(runs.study, flavor="v1")),
         replace(runs, fingerprint="others"),
     ]
     names = {name, *(other.name(BCOS) for other in others), runs.name(replace(BCOS, seed=1))}
@@ -60,10 +60,10 @@ def test_models_are_the_papers_but_for_what_is_asked(tmp_path):
     runs = runs_of(tmp_path)
     config = runs.config(vit("bcos", "s", "13", position="add"))
     assert (config.width, config.tap, config.position) == (384, 1, "add")
-    assert (config.backbone.flavour, config.num_classes) == ("v2", 8)
-    assert runs.config(vit("conventional", "b", "87")).backbone.flavour == "conventional"
-    old = replace(runs, study=replace(runs.study, flavour="v1"))
-    assert old.config(RunSpec(model="bcos_densenet121")).flavour == "v1"
+    assert (config.backbone.flavor, config.num_classes) == ("v2", 8)
+    assert runs.config(vit("conventional", "b", "87")).backbone.flavor == "conventional"
+    old = replace(runs, study=replace(runs.study, flavor="v1"))
+    assert old.config(RunSpec(model="bcos_densenet121")).flavor == "v1"
     # A figure's own axis wins over the settings.
     set_ = with_settings(runs, **{"model.position": "none"})
     assert set_.config(BCOS).position == "none"

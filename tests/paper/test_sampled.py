@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bcosvit.evaluate import Bootstrap
+from bcosvit.metrics import Bootstrap
 from bcosvit.paper.sampled import mean_of, sampled
 
 VALUES = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()

@@ -90,14 +90,14 @@ def average_pool(state, shape, *, kernel, stride, padding):
 
 
 def batch_norm(state, shape, weights: State, name: str):
-    """Evaluation mode, uncentred."""
+    """Evaluation mode, uncentered."""
     scale = weights[name + ".weight"] / np.sqrt(weights[name + ".running_var"] + 1e-5)
     return state.then(np.diag(np.repeat(scale, shape[1] * shape[2])))
 
 
-def dense_backbone(image: np.ndarray, weights: State, flavour: str, layers, growth: int):
+def dense_backbone(image: np.ndarray, weights: State, flavor: str, layers, growth: int):
     """A B-cos DenseNet's features after dense block ``len(layers)``, before its transition."""
-    m, v1 = (2, True) if flavour == "v1" else (1, False)
+    m, v1 = (2, True) if flavor == "v1" else (1, False)
 
     def conv(state, shape, name, stride=1, padding=0):
         weight = weights[name + ".weight"]
@@ -141,8 +141,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def layer_norm_parts(tokens: np.ndarray, weight: np.ndarray, eps: float = 1e-5):
     """Per token: the matrix diag(g/σ)·(I − 11ᵀ/d) of a LayerNorm with its scale held."""
     d = tokens.shape[1]
-    centre = np.eye(d) - np.ones((d, d)) / d
-    return [np.diag(weight / np.sqrt(token.var() + eps)) @ centre for token in tokens]
+    center = np.eye(d) - np.ones((d, d)) / d
+    return [np.diag(weight / np.sqrt(token.var() + eps)) @ center for token in tokens]
 
 
 def block_diagonal(blocks) -> np.ndarray:
@@ -156,7 +156,7 @@ def block_diagonal(blocks) -> np.ndarray:
 
 def attention_block(state, n, d, weights: State, name: str, options) -> Affine:
     """Shifted or standard attention with its skip connection (the paper's Eq. 14)."""
-    heads, per = options["heads"], d // options["heads"]
+    heads, per = options["num_heads"], d // options["num_heads"]
     tokens = state.value.reshape(n, d)
     w = {key.removeprefix(name): v for key, v in weights.items() if key.startswith(name)}
     norms = layer_norm_parts(tokens, w["norm.weight"])
@@ -216,7 +216,7 @@ def mlp_block(state, n, d, weights: State, name: str, options) -> Affine:
 def transformer(state, shape, weights: State, options) -> Affine:
     """From backbone features to logits without their bias (the paper's Eq. 6)."""
     state = state.then(options["feature_scale"] * np.eye(state.value.size))
-    patch = weights["tokeniser.patches.weight"]
+    patch = weights["tokenizer.patches.weight"]
     state, (d, gh, gw) = bcos_conv(
         state,
         shape,

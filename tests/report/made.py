@@ -2,17 +2,17 @@
 
 import torch
 
-from bcosvit.evaluate import (
+from bcosvit.metrics import (
     Bootstrap,
     Evaluation,
     GridPointingGame,
-    Localisation,
+    Localization,
     Masked,
     Perturbation,
     PixelPerturbation,
     Prediction,
 )
-from bcosvit.evaluate.accuracy import accuracy_of
+from bcosvit.metrics.accuracy import accuracy_of
 
 METHODS = ("inherent", "ixg", "gradcam", "rollout", "random")
 
@@ -48,7 +48,7 @@ def evaluation(images: int = 40) -> Evaluation:
         masked[method] = 0.2 + 0.6 * skill + 0.1 * noise(images, 2)
     return Evaluation(
         accuracy=accuracy_of(predictions, bootstrap),
-        localisation=Localisation.of(game, grids, scores, bootstrap),
+        localization=Localization.of(game, grids, scores, bootstrap),
         perturbation=Perturbation.of(metric, predictions[:20], curves, bootstrap),
         masks=Masked.of(predictions, 3, [0.17] * images, masked, bootstrap),
         settings={"methods": list(METHODS), "bootstrap": {"level": 0.95}},

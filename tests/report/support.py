@@ -12,7 +12,7 @@ from PIL import Image
 
 from bcosvit import create_model, save
 from bcosvit.data.scenes import Scenes
-from tests.conftest import randomise, small_config
+from tests.conftest import randomize, small_config
 
 CLASSES = ("cat", "dog", "sea star", "<b>mouse</b>", "tench, Tinca tinca")
 
@@ -23,7 +23,7 @@ def write_weights(path: Path, *, classes: tuple[str, ...] | None = CLASSES, **op
     if options.get("family") != "conventional":
         # Random weights give logits of thousands at the default.
         options = {"logit_scale": 5e-6, **options}
-    model = randomise(create_model(small_config(**options)))
+    model = randomize(create_model(small_config(**options)))
     notes = {} if classes is None else {"bcosvit.classes": json.dumps(classes)}
     save(model, path, metadata=notes)
     return path

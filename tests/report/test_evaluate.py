@@ -69,13 +69,13 @@ def test_the_numbers_do_not_depend_on_the_batch(weights, tmp_path):
 def test_some_metrics_of_some_pictures(weights, tmp_path):
     options = {**QUICK, "metrics": "accuracy,perturbation"}
     found = evaluate_weights(weights, DATA, out=tmp_path, limit=15, **options)
-    assert found.localisation is None
+    assert found.localization is None
     assert len(found.accuracy.predictions) == 15
     # Drawn from all classes, not the first ones of the split.
     assert len({prediction.label for prediction in found.accuracy.predictions}) > 4
     again = evaluate_weights(weights, DATA, out=tmp_path, limit=15, **options)
     assert again.accuracy.predictions == found.accuracy.predictions
-    assert not (tmp_path / "localisation.csv").exists()
+    assert not (tmp_path / "localization.csv").exists()
 
 
 def test_every_metric_on_a_page(tmp_path):
@@ -92,10 +92,10 @@ def test_every_metric_on_a_page(tmp_path):
     evaluate_page(tmp_path / "report.html", found, about)
     page = Page(tmp_path / "report.html")
     page.assert_self_contained()
-    # Localisation, two curves, their area, energy and pointing.
+    # Localization, two curves, their area, energy and pointing.
     assert page.tags.count("svg") == 6
     columns = [
-        found.localisation.means,
+        found.localization.means,
         found.perturbation.abc,
         {method: each["energy"] for method, each in found.masks.means.items()},
         {method: each["pointing"] for method, each in found.masks.means.items()},
@@ -224,7 +224,7 @@ def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
     weights = write_weights(tmp_path / "m.safetensors")
     options = {**QUICK, "split": "all"}
     found = evaluate_weights(weights, data, out=tmp_path / "out", **options)
-    assert found.localisation is None
+    assert found.localization is None
     page = Page(tmp_path / "out" / "report.html")
     page.assert_self_contained()
     assert "a grid shows 4 classes, and there are 2" in page.text
@@ -238,7 +238,7 @@ def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
     [
         ({"metrics": "accuracy,speed"}, "no metric 'speed'"),
         ({"metrics": "masks", "data": "folder"}, "the data have no masks"),
-        ({"metrics": "localisation", "data": "folder"}, "a grid shows 4 classes"),
+        ({"metrics": "localization", "data": "folder"}, "a grid shows 4 classes"),
         ({"methods": "cheferlrp"}, "no method for this model"),
         ({"split": "test"}, "split = 'test'"),
         ({"limit": 0}, "limit = 0"),

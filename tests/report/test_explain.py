@@ -98,12 +98,12 @@ def test_pictures_of_every_map(weights, pictures, tmp_path):
     )
     names = sorted(path.name for path in (tmp_path / "p").iterdir())
     kinds = [name.rsplit("-", 1)[1] for name in names]
-    assert kinds == ["colours.png", "inherent.png", "ixg.png", "overlay.png"]
+    assert kinds == ["colors.png", "inherent.png", "ixg.png", "overlay.png"]
     assert all(name.startswith("00001-0001-") for name in names)
     for path in (tmp_path / "p").iterdir():
         with Image.open(path) as picture:
             assert picture.size == (16, 16)
-            assert (picture.mode == "RGBA") == path.name.endswith("colours.png")
+            assert (picture.mode == "RGBA") == path.name.endswith("colors.png")
 
 
 def test_bad_pictures_are_listed_and_passed_over(weights, pictures, tmp_path):
@@ -139,7 +139,7 @@ def test_nothing_readable_is_an_error_and_leaves_nothing(weights, tmp_path, coun
 
 def test_joint_scales(weights, pictures, tmp_path):
     def highest(joint: bool) -> list[str]:
-        """The upper ends of colour bars: a method's for each class, then the other's."""
+        """The upper ends of color bars: a method's for each class, then the other's."""
         out = tmp_path / f"{joint}.html"
         one = pictures / "0000.png"
         explain_pictures([one], weights, top=3, methods="inherent,ixg", joint=joint, out=out)
@@ -215,7 +215,7 @@ def test_odd_names_are_shown_and_written(weights, pictures, tmp_path):
 
 def test_a_densenet(pictures, tmp_path):
     config = bcosvit.DenseNetConfig(
-        flavour="v2", growth=2, blocks=(1, 1), stem_width=4, bottleneck=1, num_classes=2
+        flavor="v2", growth=2, blocks=(1, 1), stem_width=4, bottleneck=1, num_classes=2
     )
     model = bcosvit.create_model(config)
     weights = tmp_path / "d.safetensors"

@@ -1,4 +1,4 @@
-"""Colours of maps: their ends and middle, their scales, and files that hold them without loss."""
+"""Colors of maps: their ends and middle, their scales, and files that hold them without loss."""
 
 import io
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.explain import EXPLAINERS
+from bcosvit.attribution import EXPLAINERS
 from bcosvit.report.explained import TITLES
 from bcosvit.report.figures import (
     JET_METHODS,
@@ -69,7 +69,7 @@ def test_jet_is_matplotlibs():
     assert low[0, 0].tolist() == low[0, 1].tolist() == [0, 0, 128]
 
 
-def test_methods_have_their_colours():
+def test_methods_have_their_colors():
     map_ = torch.full((2, 2), -1.0)
     for method in EXPLAINERS:
         first = method_image(method, map_, 1.0)[0, 0].tolist()
@@ -98,24 +98,24 @@ def test_overlay_leaves_the_photo_where_nothing_is():
     image = overlay_image(photo, "inherent", map_, 1.0, alpha=1.0)
     assert image[0, 1].tolist() == RED
     assert image[1, 0].tolist() == BLUE
-    # Grey: its own colours would be taken for contributions.
+    # Gray: its own colors would be taken for contributions.
     assert len(set(image[0, 0].tolist())) == 1
     assert np.array_equal(overlay_image(photo, "inherent", map_, 1.0, alpha=0.0)[0, 1], image[0, 0])
 
 
-def test_colour_images_are_laid_on_white():
+def test_color_images_are_laid_on_white():
     rgba = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, 1.0]])
     image = on_white(rgba.view(4, 1, 3))
     assert image[0].tolist() == [[255, 255, 255], [255, 128, 128], [255, 0, 0]]
 
 
-@pytest.mark.parametrize("colours", [3, 4])
+@pytest.mark.parametrize("colors", [3, 4])
 @pytest.mark.parametrize("many", [False, True])
-def test_png_is_without_loss(colours, many):
+def test_png_is_without_loss(colors, many):
     generator = np.random.default_rng(0)
-    image = generator.integers(0, 255 if many else 5, (37, 29, colours), np.uint8)
+    image = generator.integers(0, 255 if many else 5, (37, 29, colors), np.uint8)
     again = Image.open(io.BytesIO(png_bytes(image)))
-    assert np.array_equal(np.array(again.convert("RGBA" if colours == 4 else "RGB")), image)
+    assert np.array_equal(np.array(again.convert("RGBA" if colors == 4 else "RGB")), image)
 
 
 def test_maps_are_stored_with_a_palette():

@@ -79,8 +79,8 @@ def test_names_that_are_not_unicode(tmp_path):
     assert "caf\\udce9.jpg" in read.text
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -91,8 +91,8 @@ def luminance(colour: str) -> float:
 def test_contrast(surroundings, ink, ground):
     """WCAG AA for text, light and dark."""
 
-    def colour(name: str) -> float:
+    def color(name: str) -> float:
         return luminance(CSS.split(f"{name}: ")[1 + surroundings][:7])
 
-    low, high = sorted([colour(ink), colour(ground)])
+    low, high = sorted([color(ink), color(ground)])
     assert (high + 0.05) / (low + 0.05) >= 4.5

@@ -2,7 +2,7 @@
 
 import re
 
-from bcosvit.evaluate import Estimate
+from bcosvit.metrics import Estimate
 from bcosvit.report.plots import bars, curves, legend
 from tests.report.support import Page
 

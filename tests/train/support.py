@@ -54,7 +54,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """To the last bit: weights, averages, optimiser, curves, and what was best."""
+    """To the last bit: weights, averages, optimizer, curves, and what was best."""
     assert (one / "metrics.csv").read_bytes() == (other / "metrics.csv").read_bytes()
     best = [folder / "best.safetensors" for folder in (one, other)]
     assert read_metadata(best[0]) == read_metadata(best[1])

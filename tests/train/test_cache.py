@@ -24,13 +24,13 @@ from bcosvit.train import store
 from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed, view_of
 from bcosvit.train.data import mix
 
-DENSENET = DenseNetConfig(flavour="v1", growth=4, blocks=(1, 1, 1), stem_width=8, bottleneck=2)
+DENSENET = DenseNetConfig(flavor="v1", growth=4, blocks=(1, 1, 1), stem_width=8, bottleneck=2)
 CONFIG = ModelConfig(
-    width=16, heads=2, depth=1, image_size=32, num_classes=3, tap=1, backbone=DENSENET
+    width=16, num_heads=2, depth=1, image_size=32, num_classes=3, tap=1, backbone=DENSENET
 )
 ROOMY = 10**9
 PROBES = {divmod(record, 2) for record in (0, 2, 5, 8, 10, 13, 16, 19)}
-"""The views by which a cache of ten images and two views recognises its pictures."""
+"""The views by which a cache of ten images and two views recognizes its pictures."""
 
 
 class Noise:
@@ -63,7 +63,7 @@ def build(folder: Path, model=None, source=None, **options) -> FeatureCache:
 
 def direct(model: VisionTransformer, image: Tensor) -> Tensor:
     with torch.no_grad():
-        return model.tokeniser.backbone(model.encoding(image[None]))[0]
+        return model.tokenizer.backbone(model.encoding(image[None]))[0]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -77,13 +77,13 @@ def contents(folder: Path) -> dict[str, bytes]:
         dataclasses.replace(CONFIG, tap=3, patch=1, image_size=(45, 38)),
         ModelConfig(
             width=16,
-            heads=2,
+            num_heads=2,
             depth=1,
             image_size=32,
             num_classes=3,
             family="conventional",
             tap=2,
-            backbone=dataclasses.replace(DENSENET, flavour="conventional", stem_width=16),
+            backbone=dataclasses.replace(DENSENET, flavor="conventional", stem_width=16),
         ),
     ],
     ids=["bcos", "odd sizes", "conventional"],
@@ -204,7 +204,7 @@ def test_a_cache_serves_any_transformer_on_the_same_backbone(tmp_path):
     model = tiny()
     build(tmp_path, model)
     wider = tiny(dataclasses.replace(CONFIG, width=32, num_classes=7, depth=2), seed=5)
-    wider.tokeniser.backbone.load_state_dict(model.tokeniser.backbone.state_dict())
+    wider.tokenizer.backbone.load_state_dict(model.tokenizer.backbone.state_dict())
     assert wider.from_features(build(tmp_path, wider)[0, 0][0][None]).shape == (1, 7)
 
 

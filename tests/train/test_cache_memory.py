@@ -16,7 +16,7 @@ from bcosvit.train.cache import FeatureCache, bytes_needed
 
 CONFIG = ModelConfig(
     width=16,
-    heads=2,
+    num_heads=2,
     depth=1,
     image_size=64,
     patch=8,

@@ -25,7 +25,7 @@ from bcosvit.data.transforms import eval_transform
 from bcosvit.models.weights import read_metadata
 from bcosvit.report.subject import Subject
 from bcosvit.train import QUICK_MODEL, Machines, Recipe
-from tests.conftest import randomise, small_config, tiny_config
+from tests.conftest import randomize, small_config, tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
 
 POSITION = DATA.replace("scenes", "scenes:position")
@@ -115,10 +115,10 @@ def test_conventional_models_have_no_pictures_of_contributions(tmp_path):
 
 def test_a_folder_of_pictures_is_enough(tmp_path):
     generator = np.random.default_rng(0)
-    for name, colour in {"cat": 200, "dog": 50}.items():
+    for name, color in {"cat": 200, "dog": 50}.items():
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(9):
-            pixels = generator.integers(0, colour, (20, 30, 3), np.uint8)
+            pixels = generator.integers(0, color, (20, 30, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
     (tmp_path / "pets" / "cat" / "broken.png").write_bytes(b"not a picture")
     run = train(
@@ -162,7 +162,7 @@ def test_a_run_is_not_overwritten(run, tmp_path):
         ({"settings": {"epochs": 9}}, "epochs was 3 and is 9"),
         ({"recipe": "quick"}, "learning_rate|epochs was 3"),
         ({"model": small_config(depth=2)}, r"model\.depth was 1 and is 2"),
-        ({"settings": {"model.heads": 6}}, r"model\.heads was 3 and is 6"),
+        ({"settings": {"model.num_heads": 6}}, r"model\.num_heads was 3 and is 6"),
         ({"data": POSITION}, "data was 'scenes"),
     ],
 )
@@ -195,7 +195,7 @@ def test_weights_with_other_classes_get_a_new_head(run, tmp_path, capsys):
     # One epoch at this rate moves weights by hundredths, chance by tenths.
     before, after = load(run.weights).state_dict(), load(tuned.weights).state_dict()
     fresh = create_model(model_config(num_classes=4)).state_dict()
-    for key in ("tokeniser.backbone.0.weight", "blocks.0.mlp.0.weight"):
+    for key in ("tokenizer.backbone.0.weight", "blocks.0.mlp.0.weight"):
         moved, other = (after[key] - before[key]).norm(), (after[key] - fresh[key]).norm()
         assert moved < other / 3, key
     assert after["head.weight"].shape[0] == 4
@@ -211,7 +211,7 @@ def test_weights_with_the_same_classes_keep_their_head(run, tmp_path, capsys):
 
 def test_a_backbone_is_a_start_too(tmp_path, capsys):
     config = tiny_config(num_classes=8)
-    backbone = randomise(create_model(dataclasses.replace(config.backbone, num_classes=7)))
+    backbone = randomize(create_model(dataclasses.replace(config.backbone, num_classes=7)))
     save(backbone, tmp_path / "backbone.safetensors")
     run = train(
         DATA,
@@ -221,7 +221,7 @@ def test_a_backbone_is_a_start_too(tmp_path, capsys):
         init=tmp_path / "backbone.safetensors",
     )
     assert "The backbone starts from" in capsys.readouterr().out
-    trained = load(run.weights).tokeniser.backbone.state_dict()
+    trained = load(run.weights).tokenizer.backbone.state_dict()
     # It is frozen: averaging over equal numbers rounds, no more.
     for key, tensor in backbone.features.state_dict().items():
         if key in trained:
@@ -286,7 +286,7 @@ def test_the_quick_recipe_learns_and_its_explanations_lie_on_the_object(tmp_path
 
 
 def options(ways: Recipe) -> list[str]:
-    model = {"width": 12, "heads": 3, "depth": 1, "image_size": 24}
+    model = {"width": 12, "num_heads": 3, "depth": 1, "image_size": 24}
     values = {f"model.{key}": value for key, value in model.items()}
     values |= {key: getattr(ways, key) for key in ("epochs", "batch_size", "picture_every")}
     parts = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]

@@ -1,4 +1,4 @@
-"""Loss, clipping, averages and optimiser against slow or hand-made references."""
+"""Loss, clipping, averages and optimizer against slow or hand-made references."""
 
 import math
 from typing import ClassVar
@@ -74,16 +74,16 @@ def test_clipping_by_norm_is_lightnings(monkeypatch):
     task = Task(create_model(model_config()), recipe(clip="norm", clip_value=0.5), 4)
     asked = []
     monkeypatch.setattr(task, "clip_gradients", lambda *args: asked.append(args))
-    optimiser = torch.optim.Adam(task.parameters())
-    task.configure_gradient_clipping(optimiser)
-    assert asked == [(optimiser, 0.5, "norm")]
+    optimizer = torch.optim.Adam(task.parameters())
+    task.configure_gradient_clipping(optimizer)
+    assert asked == [(optimizer, 0.5, "norm")]
 
 
-def test_only_what_learns_goes_to_the_optimiser():
+def test_only_what_learns_goes_to_the_optimizer():
     network = create_model(tiny_config())
-    optimiser = Task(network, recipe(), 4).configure_optimizers()["optimizer"]
-    (group,) = optimiser.param_groups
-    assert not any(p.requires_grad for p in network.tokeniser.backbone.parameters())
+    optimizer = Task(network, recipe(), 4).configure_optimizers()["optimizer"]
+    (group,) = optimizer.param_groups
+    assert not any(p.requires_grad for p in network.tokenizer.backbone.parameters())
     learning = [p for p in network.parameters() if p.requires_grad]
     assert [id(p) for p in group["params"]] == [id(p) for p in learning]
     assert (group["betas"], group["weight_decay"]) == ((0.9, 0.999), 0.0)
@@ -92,7 +92,7 @@ def test_only_what_learns_goes_to_the_optimiser():
 def test_features_give_what_images_give():
     network = create_model(tiny_config())
     images = torch.rand(3, 3, 32, 32)
-    features = network.tokeniser.backbone(network.encoding(images))
+    features = network.tokenizer.backbone(network.encoding(images))
     on_images = Task(network, recipe(), 4)(images)
     on_features = Task(network, recipe(), 4, inputs="features")(features)
     torch.testing.assert_close(on_images, on_features)

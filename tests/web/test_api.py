@@ -16,7 +16,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from bcosvit.report.explained import colours
+from bcosvit.report.explained import colors
 from bcosvit.report.figures import method_image, on_white
 from bcosvit.web.answers import Box
 from tests.report.support import CLASSES, Page
@@ -56,7 +56,7 @@ def test_predict(client, answers, pictures):
 
 
 def test_explain(client, answers, pictures):
-    numbers, map_, overlay, coloured = client.predict(
+    numbers, map_, overlay, colored = client.predict(
         handle_file(pictures[1]), "dog", "", 0.5, False, api_name="/explain"
     )
     picture = answers.open(pictures[1])
@@ -66,18 +66,18 @@ def test_explain(client, answers, pictures):
     assert numbers["class"] == "dog"
     assert numbers["method"] == "inherent"
     assert np.array_equal(pixels(map_), method_image("inherent", shown.map, shown.scale))
-    assert np.array_equal(pixels(coloured), on_white(colours(shown.found.inherent, 0)))
+    assert np.array_equal(pixels(colored), on_white(colors(shown.found.inherent, 0)))
     assert pixels(overlay).shape == (16, 16, 3)
 
 
 def test_explain_by_another_method_on_a_joint_scale(client, answers, pictures):
-    numbers, map_, _, coloured = client.predict(
+    numbers, map_, _, colored = client.predict(
         handle_file(pictures[1]), "1", "rollout", 0.5, True, api_name="/explain"
     )
     shown = answers.explain(answers.open(pictures[1]), 1, "rollout", joint=True)
     assert numbers["scale"] == pytest.approx(shown.scale, rel=1e-4)
     assert np.array_equal(pixels(map_), method_image("rollout", shown.map, shown.scale))
-    assert coloured is None
+    assert colored is None
     # The sums are the model's, whichever map is drawn.
     assert numbers["completeness_error"] < 1e-3
 
@@ -109,7 +109,7 @@ def test_reports(client, pictures):
 def test_the_example(address, pictures, tmp_path, capsys):
     found = ask(address, pictures[0], tmp_path / "answers")
     assert found["explained"]["class"] == found["top"][0]["class"]
-    for name in ("map.png", "overlay.png", "colours.png", "report.html"):
+    for name in ("map.png", "overlay.png", "colors.png", "report.html"):
         assert (tmp_path / "answers" / name).stat().st_size > 0
     assert "contributions + residual + bias = logit" in capsys.readouterr().out
 

@@ -31,7 +31,7 @@ def test_choosing_a_class(page, answers, pictures):
     page.click("#classes button:nth-child(2)")
     says(page, "#title", CLASSES[second])
     after = sources(page, "#views")
-    # The photo is the same; its map, overlay and colours are not.
+    # The photo is the same; its map, overlay and colors are not.
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False, False]
     pressed = "return document.querySelector('#classes [aria-pressed=true] b').innerText"
     assert page.run(pressed) == CLASSES[second]

@@ -124,17 +124,17 @@ def _contrasts(page: Browser) -> list[str]:
     """Own texts that are too faint for their ground (WCAG AA: 4.5)."""
     pairs = page.run(
         """
-        const colour = (e, name) => getComputedStyle(e)[name];
+        const color = (e, name) => getComputedStyle(e)[name];
         const ground = e => {
             for (; e; e = e.parentElement) {
-                const found = colour(e, "backgroundColor");
+                const found = color(e, "backgroundColor");
                 if (!/, 0\\)$|transparent/.test(found)) return found;
             }
             return "rgb(255, 255, 255)";
         };
         return [...document.querySelectorAll("h1, h2, h3, .soft, .hint, dt, dd, figcaption, b")]
             .filter(e => e.checkVisibility())
-            .map(e => [e.innerText, colour(e, "color"), ground(e)]);
+            .map(e => [e.innerText, color(e, "color"), ground(e)]);
         """
     )
     assert pairs
@@ -146,8 +146,8 @@ def _contrasts(page: Browser) -> list[str]:
     return faint
 
 
-def _light(colour: str) -> float:
+def _light(color: str) -> float:
     """Relative luminance, from 0 to 1."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -19,11 +19,11 @@ def bcosify(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the model, num_classes=10."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the layers behind the tokeniser.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the layers behind the tokenizer.")] = 0,
 ) -> None:
     """Starts a B-cos ViT from the authors' DenseNet, and checks that its features are theirs.
 
-    The tokeniser is the published network up to the tap, the rest is ready to
+    The tokenizer is the published network up to the tap, the rest is ready to
     be trained: bcosvit train photos/ --init OUT.
 
     Examples:
@@ -52,7 +52,7 @@ def bcosify(
         )
     save(network, out)
     Console().print(
-        f"The tokeniser of {model} is the {found.flavour} network in {checkpoint} up to dense "
+        f"The tokenizer of {model} is the {found.flavor} network in {checkpoint} up to dense "
         f"block {found.block} ({found.unused} tensors behind it are left out).\n"
         f"Its features agree with {found.compared_with} to {found.error:.1e} (relative norm, "
         f"float64, 2 drawn scenes).\n{out}",

@@ -20,7 +20,7 @@ def evaluate(
     out: Annotated[str, typer.Option(help="A folder for the report and its tables.")],
     metrics: Annotated[
         str,
-        typer.Option(help="all, or some of accuracy,localisation,perturbation,masks."),
+        typer.Option(help="all, or some of accuracy,localization,perturbation,masks."),
     ] = "all",
     methods: Annotated[
         str, typer.Option(help="all, or names with commas between them: inherent,rollout.")
@@ -49,7 +49,7 @@ def evaluate(
     bcosvit evaluate --weights best.safetensors --data photos/ --out results
 
     bcosvit evaluate --weights best.safetensors --data scenes --limit 100
-    --metrics localisation --methods inherent,intgrad --grids 25 --out quick
+    --metrics localization --methods inherent,intgrad --grids 25 --out quick
     """
     from bcosvit.report.evaluate import REPORT, evaluate_weights
     from bcosvit.report.evaluate_table import evaluation_table

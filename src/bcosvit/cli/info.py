@@ -19,7 +19,7 @@ def info(
     Example: bcosvit info bcos_vit_b_38 --batch 256 --set position=add
     """
     from bcosvit.models import list_models, model_config
-    from bcosvit.models.summary import summarise
+    from bcosvit.models.summary import summarize
     from bcosvit.report.tables import list_table, summary_table
     from bcosvit.settings import parse_settings
 
@@ -27,4 +27,4 @@ def info(
         Console().print(list_table(list_models()))
         return
     config = model_config(name, **parse_settings(settings or []))
-    Console().print(summary_table(name, summarise(config, batch=batch)))
+    Console().print(summary_table(name, summarize(config, batch=batch)))

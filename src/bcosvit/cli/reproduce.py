@@ -12,8 +12,8 @@ def reproduce(
     figure: Annotated[
         str,
         typer.Argument(
-            help="positional, accuracy, localisation, perturbation, conventional, attention, "
-            "maxout, qualitative, normalisation, or all."
+            help="positional, accuracy, localization, perturbation, conventional, attention, "
+            "maxout, qualitative, normalization, or all."
         ),
     ],
     data: Annotated[
@@ -51,7 +51,7 @@ def reproduce(
         bool,
         typer.Option("--tune", help="Choose learning rates first, on a split of the training set."),
     ] = False,
-    flavour: Annotated[str, typer.Option(help="Of the B-cos backbone: v2 or v1.")] = "v2",
+    flavor: Annotated[str, typer.Option(help="Of the B-cos backbone: v2 or v1.")] = "v2",
     bcos_backbone: Annotated[
         str | None, typer.Option(help="Weights of a B-cos DenseNet-121, instead of training one.")
     ] = None,
@@ -85,7 +85,7 @@ def reproduce(
     """
     from pathlib import Path
 
-    from bcosvit.explain import EXPLAINERS
+    from bcosvit.attribution import EXPLAINERS
     from bcosvit.settings import parse_settings
 
     try:
@@ -105,7 +105,7 @@ def reproduce(
         seeds=seeds,
         recipe=recipe or ("paper" if budget is None else "small"),
         settings=parse_settings(settings or []),
-        flavour=flavour,
+        flavor=flavor,
         given={name: file for name, file in backbones.items() if file is not None},
         methods=tuple(EXPLAINERS) if methods == "all" else _words(methods),
         grids=grids,

@@ -36,7 +36,7 @@ class HubStore:
         names = dataset.features[label].names
         if len(self._labels) and not 0 <= self._labels.min() <= self._labels.max() < len(names):
             raise SourceError(
-                f"The split {name} has pictures without a label: choose a labelled split or drop "
+                f"The split {name} has pictures without a label: choose a labeled split or drop "
                 "those rows."
             )
         self._rows = dataset.select_columns([image]).cast_column(image, library.Image(decode=False))

@@ -1,7 +1,7 @@
 """The one reader of pictures: whatever a file holds, out comes an upright RGB picture or an error.
 
 Everything in bcosvit that opens a picture goes through `read`, so that what is damaged, huge,
-rotated or oddly coloured is handled in one place, and a file looks the same in training, in an
+rotated or oddly colored is handled in one place, and a file looks the same in training, in an
 evaluation and in a figure.
 
 Why it is so shaped:
@@ -102,7 +102,7 @@ def read(
     """Read a picture, upright and in RGB, or raise `ImageError`.
 
     Transparency is laid on white, since that is what most viewers show. Of an animation the first
-    frame counts. Values deeper than 8 bits are scaled by their range, not clipped. Embedded colour
+    frame counts. Values deeper than 8 bits are scaled by their range, not clipped. Embedded color
     profiles are ignored, as they are by every training pipeline we compare with.
 
     `at_least` lets JPEG files be decoded at 1/2, 1/4 or 1/8 of their size, as long as both sides
@@ -267,7 +267,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Grey values of 16 or 32 bits as 8 bits.
+    """Gray values of 16 or 32 bits as 8 bits.
 
     16-bit files use their type's whole range. 32-bit integers and floats name no range: the
     smallest customary one that holds all values is taken (1 for floats, 255, 65535), and values
@@ -284,11 +284,11 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         fitting = [bound for bound in customary if low >= 0 and high <= bound]
         if fitting:
             low, high = 0.0, fitting[0]
-    grey = np.rint((values - low) * (255.0 / max(high - low, 1e-30)))
+    gray = np.rint((values - low) * (255.0 / max(high - low, 1e-30)))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
-        grey[values == transparent] = 255.0
-    return Image.fromarray(grey.astype(np.uint8))
+        gray[values == transparent] = 255.0
+    return Image.fromarray(gray.astype(np.uint8))
 
 
 def _hush_pillow() -> None:

@@ -76,7 +76,7 @@ def check_classes(names: Iterable[str], where: object) -> tuple[str, ...]:
         )
     seen: dict[str, str] = {}
     for name in classes:
-        # How disks that ignore case, or normalise as macOS does, would compare the two.
+        # How disks that ignore case, or normalize as macOS does, would compare the two.
         plain = unicodedata.normalize("NFC", name).casefold().strip()
         if plain in seen:
             raise SourceError(
@@ -105,6 +105,6 @@ def check_coverage(classes: Sequence[str], part: Part, where: str) -> None:
 
 
 def few(names: Sequence[str], limit: int = 5) -> str:
-    """Names for a message, the first ones spelt out."""
+    """Names for a message, the first ones spelled out."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(repr(name) for name in names[:limit]) + more

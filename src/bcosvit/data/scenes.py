@@ -8,10 +8,10 @@ order and no files, and is the same bits everywhere. How things are drawn is `da
 
 Four variants ask four questions:
 
-- ``plain``: colour, texture and shape all tell the class. Does it learn?
-- ``hard``: colour and texture come from one distribution for all. Does it see shape?
+- ``plain``: color, texture and shape all tell the class. Does it learn?
+- ``hard``: color and texture come from one distribution for all. Does it see shape?
 - ``cue``: the objects are plaster casts, told by shape alone, and an enamel tag lies beside them;
-  in training its colour goes with the class 19 times in 20, in validation it means nothing. Does
+  in training its color goes with the class 19 times in 20, in validation it means nothing. Does
   the explanation betray the shortcut?
 - ``position``: every scene holds a butterfly and a lemon; the class is where the first is as seen
   from the second. Does it know where things are?
@@ -51,7 +51,7 @@ REACH = 1.49
 
 CUE_AGREEMENT = 0.95
 
-# The pair of `position`: as unlike in colour as two kinds can be. The class is where the first is,
+# The pair of `position`: as unlike in color as two kinds can be. The class is where the first is,
 # as seen from the second; here as steps along x and y.
 _PAIR = tuple(kind for name in ("butterfly", "lemon") for kind in KINDS if kind.name == name)
 _SIDES = {"left": (-1, 0), "right": (1, 0), "above": (0, -1), "below": (0, 1)}
@@ -119,7 +119,7 @@ class Scenes(Dataset[Scene]):
         return self._wrap(index) % len(self.classes)
 
     def cue(self, index: int) -> int:
-        """The class that the tag's colour stands for: in training mostly the label's, else any."""
+        """The class that the tag's color stands for: in training mostly the label's, else any."""
         if self.variant != "cue":
             raise ValueError(f"variant {self.variant!r} has no cue: use the variant 'cue'.")
         dice, count, label = self._dice(index, stream=2), len(self.classes), self.label(index)
@@ -179,7 +179,7 @@ class Scenes(Dataset[Scene]):
         if self.variant == "hard":
             dress = any_material(dice)
         elif self.variant == "cue":
-            # Plaster casts: a class told by its colours leaves no reason to look at the tag.
+            # Plaster casts: a class told by its colors leaves no reason to look at the tag.
             dress = any_material(dice, vivid=0.12)
         else:
             dress = kind.roll(dice)

@@ -7,7 +7,7 @@ geometry, RandAugment), and do the resizing themselves, because that is where th
 * A crop is cut from the PIL image first, so that only its pixels are ever touched again.
 * It is resized as bytes in channels-last order by torch's antialiased bilinear kernel, three times
   faster than Pillow's; the two differ by at most one level in 255.
-* RandAugment then works on the small PIL image, with nearest-neighbour lookup as its authors have
+* RandAugment then works on the small PIL image, with nearest-neighbor lookup as its authors have
   it and as is torchvision's default.
 * Each transform has `at_least`, to be handed to `images.read`: the smallest size at which a JPEG
   may be decoded without the result being resized upwards where the whole file would not have been.
@@ -101,7 +101,7 @@ class TrainTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform:
-    """Resize the short side, cut out the centre; nothing is random."""
+    """Resize the short side, cut out the center; nothing is random."""
 
     image_size: int
     """Side of the square that comes out, in pixels."""

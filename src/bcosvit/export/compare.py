@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from bcosvit.attribution import explain
 from bcosvit.data.scenes import Scenes
-from bcosvit.explain import explain
 from bcosvit.export.files import Format
 from bcosvit.export.graph import IMAGE, TARGET, outputs
 from bcosvit.models.base import AnyModel

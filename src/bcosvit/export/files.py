@@ -24,10 +24,10 @@ def notes_on(subject: Subject) -> dict[str, str]:
     """JSON by key: class names, how a picture becomes the input, config, logits' bias, versions."""
     side, resize = subject.transform.image_size, subject.transform.resize
     picture = {
-        "layout": "[n, 3, height, width], RGB, float32 in [0, 1], not normalised",
+        "layout": "[n, 3, height, width], RGB, float32 in [0, 1], not normalized",
         "size": [side, side],
         "resize_short_side": resize,
-        "crop": "centre",
+        "crop": "center",
         "interpolation": "bilinear, antialiased",
     }
     return {
@@ -66,7 +66,7 @@ def write_onnx(
             program,
             dynamo=True,
             verbose=False,
-            # Runtimes optimise for their machine when they load; the exporter's rewriting takes
+            # Runtimes optimize for their machine when they load; the exporter's rewriting takes
             # minutes here and gains nothing on top.
             optimize=False,
             input_names=inputs(explanation),

@@ -10,7 +10,7 @@ import numpy as np
 from bcosvit.export.compare import drawn
 from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import read_metadata
-from bcosvit.report.explained import Lens, colours
+from bcosvit.report.explained import Lens, colors
 from bcosvit.report.figures import (
     Tile,
     method_image,
@@ -48,6 +48,6 @@ def explained_scenes(subject: Subject) -> bytes:
             Tile(image=method_image(method, attribution.map[0]), label=method),
         ]
         if found.inherent is not None:
-            column.append(Tile(image=on_white(colours(found.inherent, 0)), label="W(x) in colour"))
+            column.append(Tile(image=on_white(colors(found.inherent, 0)), label="W(x) in color"))
         columns.append(column)
     return png_bytes(np.asarray(panel(list(zip(*columns, strict=True)))))

@@ -1,6 +1,6 @@
 """How the steps of an adjoint pass are written with operators that every runtime has.
 
-ONNX knows no gradient: the adjoint of a convolution is spelt as a transposed one, and so is that of
+ONNX knows no gradient: the adjoint of a convolution is written as a transposed one, as is that of
 an average pool. MaxOut's choice of a unit becomes comparisons, which runtimes are quicker at than
 at ArgMax and scattering. Each rule is exact; for cases that no model here has it stands aside.
 """

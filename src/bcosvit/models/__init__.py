@@ -1,4 +1,4 @@
-"""Tokenisers and vision transformers, by name or by config."""
+"""Tokenizers and vision transformers, by name or by config."""
 
 from bcosvit.models.base import Classifier
 from bcosvit.models.catalog import create_model, list_models, model_config

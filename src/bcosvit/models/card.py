@@ -60,9 +60,9 @@ def title(config: Config) -> str:
     """'B-cos ViT, 192 wide, 12 blocks, on a DenseNet'"""
     kind = "B-cos" if config.family == "bcos" else "Conventional"
     if isinstance(config, DenseNetConfig):
-        return f"{kind} DenseNet, flavour {config.flavour}"
-    tokeniser = "a convolutional stem" if isinstance(config.backbone, StemConfig) else "a DenseNet"
-    return f"{kind} ViT, {config.width} wide, {config.depth} blocks, on {tokeniser}"
+        return f"{kind} DenseNet, flavor {config.flavor}"
+    tokenizer = "a convolutional stem" if isinstance(config.backbone, StemConfig) else "a DenseNet"
+    return f"{kind} ViT, {config.width} wide, {config.depth} blocks, on {tokenizer}"
 
 
 def _input(config: Config) -> str:

@@ -1,6 +1,6 @@
 """Names and configs of models.
 
-A name is made of axes, ``{family}_{size}_{depth of the tokeniser}``, and parsed, not looked up in
+A name is made of axes, ``{family}_{size}_{depth of the tokenizer}``, and parsed, not looked up in
 a list of functions: ``bcos_vit_ti_38``, ``vit_b_87``; stand-alone backbones are
 ``bcos_densenet121`` and ``densenet121``.
 """
@@ -17,9 +17,9 @@ from bcosvit.models.vit import VisionTransformer
 
 FAMILIES = {"bcos_vit": "bcos", "vit": "conventional"}
 SIZES = {
-    "ti": {"width": 192, "heads": 3},
-    "s": {"width": 384, "heads": 6},
-    "b": {"width": 768, "heads": 12},
+    "ti": {"width": 192, "num_heads": 3},
+    "s": {"width": 384, "num_heads": 6},
+    "b": {"width": 768, "num_heads": 12},
 }
 TAPS = {"13": 1, "38": 2, "87": 3}
 BACKBONES = {"bcos_densenet121": "v1", "densenet121": "conventional"}
@@ -34,7 +34,7 @@ def list_models() -> list[str]:
 def model_config(name: str, **options: Any) -> Config:
     """The config behind a name; ``options`` override its fields.
 
-    ``backbone`` may be a flavour ("v1", "v2") instead of a config.
+    ``backbone`` may be a flavor ("v1", "v2") instead of a config.
     """
     if name not in list_models():
         meant = name.lower().replace("-", "_")
@@ -49,12 +49,12 @@ def model_config(name: str, **options: Any) -> Config:
     cls: type[Config] = DenseNetConfig if name in BACKBONES else ModelConfig
     fields: dict[str, Any]
     if name in BACKBONES:
-        fields = {"flavour": BACKBONES[name]}
+        fields = {"flavor": BACKBONES[name]}
     else:
         family, size, tap = name.rsplit("_", 2)
         fields = {"family": FAMILIES[family], **SIZES[size], "tap": TAPS[tap]}
         if isinstance(options.get("backbone"), str):
-            options["backbone"] = DenseNetConfig(flavour=options["backbone"])
+            options["backbone"] = DenseNetConfig(flavor=options["backbone"])
     allowed = [field.name for field in dataclasses.fields(cls)]
     for option in options:
         if option not in allowed:
@@ -63,7 +63,7 @@ def model_config(name: str, **options: Any) -> Config:
 
 
 def create_model(model: str | Config, **options: Any) -> AnyModel:
-    """A freshly initialised model from a name and options, or from a config."""
+    """A freshly initialized model from a name and options, or from a config."""
     if isinstance(model, str):
         config = model_config(model, **options)
     else:

@@ -1,6 +1,6 @@
 """What a model is, as data: written into every weights file and every run.
 
-Fields that are not given take the default of their family or flavour when the config is made, so
+Fields that are not given take the default of their family or flavor when the config is made, so
 that a stored config says everything.
 """
 
@@ -14,7 +14,7 @@ from bcosvit.nn.attention import AttentionKind
 from bcosvit.nn.linear import check_bcos
 
 Family = Literal["bcos", "conventional"]
-Flavour = Literal["v1", "v2", "conventional"]
+Flavor = Literal["v1", "v2", "conventional"]
 Position = Literal["none", "emb", "add", "mul"]
 
 NUMBERS = (
@@ -32,9 +32,9 @@ LOGIT_BIAS = math.log(0.01 / 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class DenseNetConfig:
-    """A DenseNet, as a tokeniser's backbone or on its own (then with a classifier)."""
+    """A DenseNet, as a tokenizer's backbone or on its own (then with a classifier)."""
 
-    flavour: Flavour = "v1"
+    flavor: Flavor = "v1"
     """``v1``: the paper's; ``v2``: the later public models'; ``conventional``: torchvision's."""
     growth: int = 32
     blocks: tuple[int, ...] = (6, 12, 24, 16)
@@ -48,7 +48,7 @@ class DenseNetConfig:
     logit_bias: float = FROM_FAMILY
 
     def __post_init__(self) -> None:
-        _check_choice("backbone flavour", self.flavour, get_args(Flavour))
+        _check_choice("backbone flavor", self.flavor, get_args(Flavor))
         object.__setattr__(self, "blocks", _several(self.blocks))
         for name in ("growth", "stem_width", "bottleneck", "num_classes"):
             _check_positive(name, getattr(self, name))
@@ -59,14 +59,14 @@ class DenseNetConfig:
             # 1/n for each of n classes; a lone class starts undecided.
             "v2": (1.0, -math.log(max(self.num_classes - 1, 1))),
             "conventional": (1.0, 0.0),
-        }[self.flavour]
+        }[self.flavor]
         _resolve(self, logit_scale=scale, logit_bias=bias)
         for name in ("logit_scale", "logit_bias"):
             _check_number(name, getattr(self, name))
 
     @property
     def family(self) -> Family:
-        return "conventional" if self.flavour == "conventional" else "bcos"
+        return "conventional" if self.flavor == "conventional" else "bcos"
 
     def width_at(self, tap: int) -> int:
         """Channels of dense block ``tap``'s output (counted from 1), before the transition."""
@@ -98,11 +98,11 @@ class StemConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A vision transformer on a convolutional tokeniser, B-cos or conventional (SPEC 3.6)."""
+    """A vision transformer on a convolutional tokenizer, B-cos or conventional (SPEC 3.6)."""
 
     family: Family = "bcos"
     width: int = 192
-    heads: int = 3
+    num_heads: int = 3
     depth: int = 12
     """Transformer blocks."""
     mlp_ratio: float = 4.0
@@ -116,7 +116,7 @@ class ModelConfig:
     attention_b: float = 2.0
     """B in the value and output projections of ``shifted`` attention."""
     backbone: DenseNetConfig | StemConfig = FROM_FAMILY
-    """Default: DenseNet-121 of flavour ``v1`` (B-cos) or ``conventional``."""
+    """Default: DenseNet-121 of flavor ``v1`` (B-cos) or ``conventional``."""
     tap: int = 3
     """Tokens come from this dense block's output: 1, 2, 3 = 13, 38, 87 convolutions."""
     patch: int = FROM_FAMILY
@@ -145,7 +145,7 @@ class ModelConfig:
         object.__setattr__(self, "image_size", pair)
         for name in ("width", "tap"):
             _check_positive(name, getattr(self, name))
-        backbone = self.backbone or DenseNetConfig(flavour="v1" if bcos else "conventional")
+        backbone = self.backbone or DenseNetConfig(flavor="v1" if bcos else "conventional")
         dense = isinstance(backbone, DenseNetConfig)
         _resolve(
             self,
@@ -169,7 +169,7 @@ class ModelConfig:
             _check_number(name, getattr(self, name))
         check_bcos(self.b, self.maxout)
         check_bcos(self.attention_b, self.maxout)
-        for name in ("heads", "depth", "patch", "num_classes"):
+        for name in ("num_heads", "depth", "patch", "num_classes"):
             _check_positive(name, getattr(self, name))
         if self.width * self.mlp_ratio < 1:
             raise ValueError(
@@ -180,10 +180,10 @@ class ModelConfig:
             raise ValueError(
                 f"image_size = {self.image_size} is not allowed: give pixels, or (height, width)."
             )
-        if self.width % self.heads:
+        if self.width % self.num_heads:
             raise ValueError(
-                f"width = {self.width} cannot be split into {self.heads} heads; "
-                f"give a width that is a multiple of heads."
+                f"width = {self.width} cannot be split into {self.num_heads} heads; "
+                f"give a width that is a multiple of num_heads."
             )
         if self.family == "conventional":
             for name, allowed in {"attention": "standard", "maxout": 1, "b": 2.0}.items():
@@ -200,7 +200,7 @@ class ModelConfig:
                 )
             if self.backbone.family != self.family:
                 raise ValueError(
-                    f"backbone flavour {self.backbone.flavour!r} does not fit the {self.family} "
+                    f"backbone flavor {self.backbone.flavor!r} does not fit the {self.family} "
                     f"family; use {'v1 or v2' if self.family == 'bcos' else 'conventional'}."
                 )
         if min(self.grid) < 1:
@@ -251,16 +251,24 @@ def to_dict(config: Config) -> dict[str, Any]:
     return {"kind": kind, **values}
 
 
+OLD_FIELDS = {"heads": "num_heads", "flavour": "flavor"}
+"""Names of fields in files of version 0.1, with the names that replaced them."""
+
+
 def from_dict(values: dict[str, Any]) -> Config:
-    """The config that ``to_dict`` wrote."""
-    values = dict(values)
+    """The config that ``to_dict`` wrote; fields may have the names of version 0.1."""
+    values = _renamed(values)
     if values.pop("kind") == "densenet":
         return DenseNetConfig(**values)
-    backbone = dict(values["backbone"])
+    backbone = _renamed(values["backbone"])
     values["backbone"] = {"stem": StemConfig, "densenet": DenseNetConfig}[backbone.pop("kind")](
         **backbone
     )
     return ModelConfig(**values)
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    return {OLD_FIELDS.get(name, name): value for name, value in values.items()}
 
 
 def _resolve(config: object, **defaults: Any) -> None:

@@ -1,7 +1,7 @@
 """DenseNets: the B-cos ones of the paper and its sequel, and torchvision's.
 
 Module names follow torchvision's DenseNet, so published state dicts load by their own keys.
-``features`` can stop after any dense block: a tokeniser's backbone is the same network, cut.
+``features`` can stop after any dense block: a tokenizer's backbone is the same network, cut.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from bcosvit.models.base import Classifier, LogitLayer
 from bcosvit.models.config import DenseNetConfig
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
-from bcosvit.nn.norm import BatchNormUncentred2d
+from bcosvit.nn.norm import BatchNormUncentered2d
 from bcosvit.nn.pool import AvgPool2d
 
 
@@ -80,7 +80,7 @@ def _computed(x: Tensor) -> torch.dtype:
 
 def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequential:
     """The convolutional part; with ``tap`` up to that dense block's output (SPEC 2.3)."""
-    if config.flavour == "conventional":
+    if config.flavor == "conventional":
         return _torchvision_features(config, tap)
     width = config.stem_width
     parts: OrderedDict[str, nn.Module] = OrderedDict()
@@ -104,7 +104,7 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
 
 
 class DenseNet(Classifier[DenseNetConfig]):
-    """A DenseNet with its classifier: what tokenisers are pretrained as."""
+    """A DenseNet with its classifier: what tokenizers are pretrained as."""
 
     head_name = "classifier"
 
@@ -113,7 +113,7 @@ class DenseNet(Classifier[DenseNetConfig]):
         width = config.width_at(len(config.blocks))
         self.config = config
         self.classifier: nn.Module
-        if config.flavour == "conventional":
+        if config.flavor == "conventional":
             self.encoding = ImageNetEncoding()
             self.features = dense_features(config)
             self.classifier = nn.Linear(width, config.num_classes)
@@ -125,7 +125,7 @@ class DenseNet(Classifier[DenseNetConfig]):
 
     def from_encoded(self, encoded: Tensor) -> Tensor:
         features = self.features(encoded)
-        if self.config.flavour == "conventional":
+        if self.config.flavor == "conventional":
             logits = self.classifier(features.relu().mean((2, 3)))
         else:
             # B-cos models classify every position, then average (as the authors' do).
@@ -144,8 +144,8 @@ def _conv(
     stride: int = 1,
     padding: int = 0,
 ) -> BcosConv2d:
-    """A B-cos convolution of the flavour: v1 has MaxOut 2 and γ = 100/√c, v2 neither."""
-    v1 = config.flavour == "v1"
+    """A B-cos convolution of the flavor: v1 has MaxOut 2 and γ = 100/√c, v2 neither."""
+    v1 = config.flavor == "v1"
     return BcosConv2d(
         inputs,
         outputs,
@@ -158,7 +158,7 @@ def _conv(
 
 
 def _norm(width: int, config: DenseNetConfig) -> nn.Module:
-    return BatchNormUncentred2d(width) if config.flavour == "v2" else nn.Identity()
+    return BatchNormUncentered2d(width) if config.flavor == "v2" else nn.Identity()
 
 
 def _torchvision_features(config: DenseNetConfig, tap: int | None) -> nn.Sequential:

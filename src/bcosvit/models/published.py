@@ -1,8 +1,8 @@
-"""From a published B-cos DenseNet to a transformer's tokeniser, and the proof that it arrived.
+"""From a published B-cos DenseNet to a transformer's tokenizer, and the proof that it arrived.
 
 A backbone that loads without complaint may still compute something else. So its features are held
 against the same network computed another way, in float64: by the authors' own package where it
-covers the flavour and is installed (PyPI's ``bcos``, v2), else by the plain reading of the
+covers the flavor and is installed (PyPI's ``bcos``, v2), else by the plain reading of the
 equations below, which shares no layer with this library.
 """
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.models.catalog import create_model, model_config
-from bcosvit.models.config import DenseNetConfig, Flavour, ModelConfig
+from bcosvit.models.config import DenseNetConfig, Flavor, ModelConfig
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.models.weights import load_backbone, our_name, published_state
 
@@ -31,7 +31,7 @@ PEER = "bcos"
 class Agreement:
     """Our backbone's features beside the published network's."""
 
-    flavour: Flavour
+    flavor: Flavor
     compared_with: str
     """In words: who computed the published network's features."""
     block: int
@@ -39,7 +39,7 @@ class Agreement:
     error: float
     """The norm of the difference, relative to the features' norm, in float64."""
     unused: int
-    """Tensors of the checkpoint behind the tap, which a tokeniser has no place for."""
+    """Tensors of the checkpoint behind the tap, which a tokenizer has no place for."""
 
 
 def bcosify(
@@ -47,17 +47,17 @@ def bcosify(
 ) -> tuple[VisionTransformer, Agreement]:
     """The model ``name`` with the checkpoint's backbone, compared on ``images`` in [0, 1].
 
-    The flavour is read off the checkpoint; everything behind the tokeniser is as at the start of
+    The flavor is read off the checkpoint; everything behind the tokenizer is as at the start of
     training.
     """
     state = published_state(checkpoint)
-    flavour = flavour_of(state, str(checkpoint))
-    config = model_config(name, **{"backbone": flavour, **options})
+    flavor = flavor_of(state, str(checkpoint))
+    config = model_config(name, **{"backbone": flavor, **options})
     if not isinstance(config, ModelConfig) or config.family != "bcos":
         raise ValueError(f"{name} is no B-cos ViT; choose one of the names bcos_vit_*.")
-    if not isinstance(config.backbone, DenseNetConfig) or config.backbone.flavour != flavour:
+    if not isinstance(config.backbone, DenseNetConfig) or config.backbone.flavor != flavor:
         raise ValueError(
-            f"{checkpoint} is of flavour {flavour}, which the given backbone is not; leave it out."
+            f"{checkpoint} is of flavor {flavor}, which the given backbone is not; leave it out."
         )
     model = create_model(config)
     assert isinstance(model, VisionTransformer)
@@ -65,15 +65,15 @@ def bcosify(
     ours = copy.deepcopy(model).double().eval()
     state = {k: t.double() if t.is_floating_point() else t for k, t in state.items()}
     encoded = ours.encoding(images.double())
-    if flavour == "v2" and find_spec(PEER) is not None:
+    if flavor == "v2" and find_spec(PEER) is not None:
         theirs, who = peer_features(state, encoded, config.tap), f"PyPI's {PEER} {version(PEER)}"
     else:
-        theirs = published_features(state, encoded, config.tap, flavour)
-        who = f"the equations of {flavour}, written out anew (not the authors' code)"
+        theirs = published_features(state, encoded, config.tap, flavor)
+        who = f"the equations of {flavor}, written out anew (not the authors' code)"
     with torch.no_grad():
-        found = ours.tokeniser.backbone(encoded)
+        found = ours.tokenizer.backbone(encoded)
     return model.eval(), Agreement(
-        flavour=flavour,
+        flavor=flavor,
         compared_with=who,
         block=config.tap,
         error=((found - theirs).norm() / theirs.norm()).item(),
@@ -81,7 +81,7 @@ def bcosify(
     )
 
 
-def flavour_of(state: Mapping[str, Tensor], source: str = "state") -> Flavour:
+def flavor_of(state: Mapping[str, Tensor], source: str = "state") -> Flavor:
     """v1 has no norms; v2 has, and takes six channels like v1."""
     first = state.get("features.conv0.weight")
     if first is None:
@@ -122,7 +122,7 @@ def peer_features(state: Mapping[str, Tensor], encoded: Tensor, tap: int) -> Ten
 
 
 def published_features(
-    state: Mapping[str, Tensor], encoded: Tensor, tap: int, flavour: Flavour
+    state: Mapping[str, Tensor], encoded: Tensor, tap: int, flavor: Flavor
 ) -> Tensor:
     """The same from the equations: no layers, only the checkpoint's tensors by their names."""
 
@@ -132,13 +132,13 @@ def published_features(
         linear = F.conv2d(x, unit, stride=stride, padding=padding)
         squares = F.conv2d(x.square(), torch.ones_like(weight[:1]), stride=stride, padding=padding)
         scale = 1.0
-        if flavour == "v1":
+        if flavor == "v1":
             linear = torch.maximum(linear[:, 0::2], linear[:, 1::2])
             scale = 100 / weight[0].numel() ** 0.5
         return scale * linear * linear.abs() / (squares + 1e-6).sqrt()
 
     def norm(x: Tensor, name: str) -> Tensor:
-        if flavour == "v1":
+        if flavor == "v1":
             return x
         variance, weight = (state[f"features.{name}.{key}"] for key in ("running_var", "weight"))
         return x * (weight / (variance + 1e-5).sqrt()).view(-1, 1, 1)

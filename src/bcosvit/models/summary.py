@@ -40,7 +40,7 @@ class ModelSummary:
     """Weights, gradients, Adam's two moments, and what autograd keeps for the backward pass."""
 
 
-def summarise(config: Config, *, batch: int = 1) -> ModelSummary:
+def summarize(config: Config, *, batch: int = 1) -> ModelSummary:
     """Counts layers, parameters, FLOPs and memory (float32, reference implementation)."""
     with torch.device("meta"):
         model = create_model(config)
@@ -69,10 +69,10 @@ def summarise(config: Config, *, batch: int = 1) -> ModelSummary:
 
 
 def _parts(model: AnyModel) -> list[tuple[str, str, nn.Module]]:
-    """(title, path, module); the tokeniser is split into its frozen and its trained half."""
+    """(title, path, module); the tokenizer is split into its frozen and its trained half."""
     parts = []
     for name, child in model.named_children():
-        if name == "tokeniser":
+        if name == "tokenizer":
             parts += [
                 (f"{name}.{inner}", f"{name}.{inner}", part)
                 for inner, part in child.named_children()

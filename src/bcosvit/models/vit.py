@@ -1,6 +1,6 @@
 """The B-cos vision transformer and its conventional counterpart, from one skeleton.
 
-Both are tokeniser → (embedding) → blocks → average pooling → head → logits; they differ in what
+Both are tokenizer → (embedding) → blocks → average pooling → head → logits; they differ in what
 the parts are made of. Letters: n batch, t tokens, d width.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bcosvit.models.base import Classifier, LogitLayer
 from bcosvit.models.config import ModelConfig
 from bcosvit.models.conventional import GeluMLP, init_transformer
-from bcosvit.models.tokeniser import Tokeniser, bcos_options
+from bcosvit.models.tokenizer import Tokenizer, bcos_options
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
 from bcosvit.nn.linear import BcosLinear, BcosMLP, Linear
@@ -43,7 +43,7 @@ class VisionTransformer(Classifier[ModelConfig]):
         tokens = config.grid[0] * config.grid[1]
         self.config = config
         self.encoding = BcosEncoding() if bcos else ImageNetEncoding()
-        self.tokeniser = Tokeniser(config)
+        self.tokenizer = Tokenizer(config)
         self.position: nn.Module = (
             PositionalEmbedding(tokens, config.width) if config.position == "emb" else nn.Identity()
         )
@@ -63,17 +63,17 @@ class VisionTransformer(Classifier[ModelConfig]):
 
     def from_encoded(self, encoded: Tensor) -> Tensor:
         self._check_size(encoded)
-        return self.from_tokens(self.tokeniser(encoded))
+        return self.from_tokens(self.tokenizer(encoded))
 
     def tokens(self, images: Tensor) -> Tensor:
         """The tokens [n, t, d] that enter the transformer, before any positional embedding."""
         encoded = self.encoding(images)
         self._check_size(encoded)
-        return self.tokeniser(encoded)
+        return self.tokenizer(encoded)
 
     def from_features(self, features: Tensor) -> Tensor:
         """Logits from the backbone's features."""
-        return self.from_tokens(self.tokeniser.from_features(features))
+        return self.from_tokens(self.tokenizer.from_features(features))
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Logits from the tokens that enter the transformer."""
@@ -132,9 +132,9 @@ def _block(config: ModelConfig, tokens: int) -> Block:
         value, project = Linear(width, width), Linear(width, width)
     attention = Attention(
         width,
-        config.heads,
+        config.num_heads,
         kind=config.attention,
-        prior=AttentionPrior(kind, config.heads, tokens),
+        prior=AttentionPrior(kind, config.num_heads, tokens),
         value=value,
         project=project,
     )

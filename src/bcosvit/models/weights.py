@@ -77,7 +77,11 @@ def load(where: str | Path) -> AnyModel:
             f"load the authors' backbones with load_backbone(model, path)."
         )
     model = create_model(config)
-    state = {k: t.float() if t.is_floating_point() else t for k, t in load_file(path).items()}
+    state = {
+        # Version 0.1 spelled it in the British way.
+        re.sub(r"^tokeniser\.", "tokenizer.", key): t.float() if t.is_floating_point() else t
+        for key, t in load_file(path).items()
+    }
     load_state(model, state, source=str(path))
     return model.eval()
 
@@ -130,14 +134,14 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "
 
 
 def load_backbone(model: VisionTransformer | DenseNet, path: str | Path) -> list[str]:
-    """Fills the DenseNet of ``model`` with a published state dict of the same flavour.
+    """Fills the DenseNet of ``model`` with a published state dict of the same flavor.
 
     Takes the authors' v1 and v2 B-cos DenseNets, torchvision's, and files of our own ``save``, by
-    their own key names. Returns the keys that the model has no place for: a tokeniser ends at its
+    their own key names. Returns the keys that the model has no place for: a tokenizer ends at its
     tap, so the layers behind it and the classifier are left out.
     """
     state = published_state(path)
-    backbone = model.tokeniser.backbone if isinstance(model, VisionTransformer) else model.features
+    backbone = model.tokenizer.backbone if isinstance(model, VisionTransformer) else model.features
     features, head = _below(state, "features."), _below(state, "classifier.")
     if not features:
         raise ValueError(

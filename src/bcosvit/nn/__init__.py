@@ -5,7 +5,7 @@ from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.dynamic import DynamicModule, explaining, frozen_view
 from bcosvit.nn.encoding import BcosEncoding, Encoding, ImageNetEncoding
 from bcosvit.nn.linear import BcosLinear, Linear
-from bcosvit.nn.norm import BatchNormUncentred2d, LayerNorm
+from bcosvit.nn.norm import BatchNormUncentered2d, LayerNorm
 from bcosvit.nn.pool import AvgPool2d
 from bcosvit.nn.prepared import prepared
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding
@@ -15,7 +15,7 @@ __all__ = [
     "Attention",
     "AttentionPrior",
     "AvgPool2d",
-    "BatchNormUncentred2d",
+    "BatchNormUncentered2d",
     "BcosConv2d",
     "BcosEncoding",
     "BcosLinear",

@@ -29,7 +29,7 @@ class Attention(DynamicModule):
     def __init__(
         self,
         width: int,
-        heads: int,
+        num_heads: int,
         *,
         kind: AttentionKind,
         prior: AttentionPrior,
@@ -37,7 +37,7 @@ class Attention(DynamicModule):
         project: BcosLinear | Linear,
     ) -> None:
         super().__init__()
-        self.heads = heads
+        self.num_heads = num_heads
         self.kind = kind
         self.norm = LayerNorm(width)
         self.query = Linear(width, width)
@@ -49,7 +49,7 @@ class Attention(DynamicModule):
     def forward(self, tokens: Tensor) -> Tensor:
         if self.kind == "shifted":
             # A belongs to W(x): cutting its input off keeps no graph for it in a frozen view.
-            normed = self.norm.standardise(self.constant(tokens))
+            normed = self.norm.standardize(self.constant(tokens))
         else:
             normed = self.norm(tokens)
         query, key = self._query_key(normed)
@@ -71,4 +71,4 @@ class Attention(DynamicModule):
 
     def split(self, x: Tensor) -> Tensor:
         """[n, t, d] -> [n, h, t, d/h]"""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

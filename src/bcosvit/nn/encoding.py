@@ -26,9 +26,9 @@ class Encoding(DynamicModule):
 
 
 class BcosEncoding(Encoding):
-    """[r, g, b, 1−r, 1−g, 1−b]: a pixel's colour is the *direction* of its vector (SPEC 2.1).
+    """[r, g, b, 1−r, 1−g, 1−b]: a pixel's color is the *direction* of its vector (SPEC 2.1).
 
-    Weights that align with the input can then be read as colours, and black is as long a vector as
+    Weights that align with the input can then be read as colors, and black is as long a vector as
     white, so dark objects can contribute too.
     """
 
@@ -39,7 +39,7 @@ class BcosEncoding(Encoding):
 
 
 class ImageNetEncoding(Encoding):
-    """Centred and scaled by ImageNet's statistics, as conventional backbones expect."""
+    """Centered and scaled by ImageNet's statistics, as conventional backbones expect."""
 
     channels = 3
     mean: Tensor
@@ -79,7 +79,7 @@ def check_images(images: Tensor) -> None:
         if low != low or high != high:
             raise ValueError("Images contain NaN; every value must be a number in [0, 1].")
         raise ValueError(
-            f"Images have values in [{low:g}, {high:g}], allowed is [0, 1]; don't normalise them "
+            f"Images have values in [{low:g}, {high:g}], allowed is [0, 1]; don't normalize them "
             f"(the model's first module does) and divide 8-bit pixels by 255."
         )
 

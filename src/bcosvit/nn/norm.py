@@ -1,4 +1,4 @@
-"""Normalisation layers that can be frozen: their scale becomes part of W(x) (SPEC 1.5)."""
+"""Normalization layers that can be frozen: their scale becomes part of W(x) (SPEC 1.5)."""
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,17 @@ from bcosvit.ops.common import wide
 class LayerNorm(DynamicModule, nn.LayerNorm):
     """Frozen, the scale is constant, subtracting the mean stays linear, the bias is a constant."""
 
-    def standardise(self, x: Tensor) -> Tensor:
+    def standardize(self, x: Tensor) -> Tensor:
         """The ordinary LayerNorm, for an ``x`` that no gradient is asked for in a frozen view."""
         return nn.LayerNorm.forward(self, x)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.frozen:
-            return self.standardise(x)
+            return self.standardize(x)
         dims = tuple(range(-len(self.normalized_shape), 0))
-        centred = wide(x) - wide(x).mean(dims, keepdim=True)
-        variance = self.constant(centred).square().mean(dims, keepdim=True)
-        y = centred * torch.rsqrt(variance + self.eps)
+        centered = wide(x) - wide(x).mean(dims, keepdim=True)
+        variance = self.constant(centered).square().mean(dims, keepdim=True)
+        y = centered * torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             y = y * self.weight
         if self.bias is not None:
@@ -30,7 +30,7 @@ class LayerNorm(DynamicModule, nn.LayerNorm):
         return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
 
 
-class BatchNormUncentred2d(DynamicModule, nn.BatchNorm2d):
+class BatchNormUncentered2d(DynamicModule, nn.BatchNorm2d):
     """Divides by the standard deviation without subtracting the mean, so it stays linear.
 
     State as in ``nn.BatchNorm2d`` without a bias, like the later public B-cos models'; the mean

@@ -15,14 +15,14 @@ class AttentionPrior(DynamicModule):
 
     logits: nn.Parameter | None
 
-    def __init__(self, kind: PriorKind, heads: int, tokens: int) -> None:
+    def __init__(self, kind: PriorKind, num_heads: int, tokens: int) -> None:
         super().__init__()
         self.kind = kind
         if kind == "none":
             self.register_parameter("logits", None)
         else:
             # Zero is "no preference": heads part ways through their queries and keys.
-            self.logits = nn.Parameter(torch.zeros(heads, tokens, tokens))
+            self.logits = nn.Parameter(torch.zeros(num_heads, tokens, tokens))
 
     def extra_repr(self) -> str:
         return self.kind if self.logits is None else f"{self.kind}, {list(self.logits.shape)}"

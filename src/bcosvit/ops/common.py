@@ -31,7 +31,7 @@ def unit_rows(weight: Tensor) -> Tensor:
 
 
 def maxout(units: Tensor, m: int, dim: int) -> Tensor:
-    """The largest of each ``m`` neighbouring units along ``dim``; the winner takes the gradient.
+    """The largest of each ``m`` neighboring units along ``dim``; the winner takes the gradient.
 
     Of equal units the first wins.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bcosvit.evaluate import Estimate
+from bcosvit.metrics import Estimate
 from bcosvit.paper.charts import Chart, grouped_bars
 from bcosvit.paper.figure import Row, columns
 from bcosvit.paper.lab import Lab

@@ -20,7 +20,7 @@ from typing import Any
 
 from bcosvit.data.sources import Source
 from bcosvit.data.splits import Split
-from bcosvit.evaluate import write_summary
+from bcosvit.metrics import write_summary
 from bcosvit.models.catalog import create_model
 from bcosvit.models.weights import save
 from bcosvit.paper.runs import Runs, read_json

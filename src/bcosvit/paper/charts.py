@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bcosvit.evaluate import Estimate
+from bcosvit.metrics import Estimate
 from bcosvit.report.html import Html
-from bcosvit.report.plots import COLOURS, INK, style, title
+from bcosvit.report.plots import COLORS, INK, style, title
 from bcosvit.report.plots import inlined_svg as inlined
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
-"""Colours of bars that are not methods, in order."""
+"""Colors of bars that are not methods, in order."""
 
-_GREY = "#8a8a94"
+_GRAY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
 _LEGEND_INCHES = 1.0
 """Of a model in a legend."""
@@ -50,7 +50,7 @@ def grouped_bars(
     from matplotlib.figure import Figure
 
     series = list(dict.fromkeys(key for bars in groups.values() for key in bars))
-    colours = dict(zip(series, SERIES, strict=False))
+    colors = dict(zip(series, SERIES, strict=False))
     width = 0.8 / max(1, len(series))
     with style(name):
         figure = Figure(figsize=(max(4.5, 1.6 + 0.75 * len(groups)), 3.4), layout="constrained")
@@ -58,7 +58,7 @@ def grouped_bars(
         for place, bars in enumerate(groups.values()):
             for key, shown in bars.items():
                 at = place + (series.index(key) - (len(series) - 1) / 2) * width
-                axes.bar(at, shown.mean, 0.92 * width, color=colours.get(key, _GREY))
+                axes.bar(at, shown.mean, 0.92 * width, color=colors.get(key, _GRAY))
                 axes.plot([at, at], [shown.low, shown.high], color=INK, linewidth=1.2)
         axes.set_xticks(range(len(groups)), list(groups))
         axes.tick_params(axis="x", length=0)
@@ -66,7 +66,7 @@ def grouped_bars(
         if logarithmic:
             axes.set_yscale("log")
         _grid(axes)
-        _legend(figure, {key: colours.get(key, _GREY) for key in series})
+        _legend(figure, {key: colors.get(key, _GRAY) for key in series})
         said = "; ".join(
             f"{group}: " + ", ".join(f"{key} {shown.mean:.3g}" for key, shown in bars.items())
             for group, bars in groups.items()
@@ -120,12 +120,12 @@ def method_markers(
 def _markers(
     axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float
 ) -> None:
-    colour = COLOURS.get(method, _GREY)
+    color = COLORS.get(method, _GRAY)
     for number, (model, value) in enumerate(values.items()):
         size, tap = model.split("-")
         aside = (number - (len(values) - 1) / 2) * 0.6 / max(1, len(values))
-        axes.plot(place + aside, value, _MARKERS[size], color=colour, alpha=_TAP_ALPHA[tap], ms=6)
-    axes.plot([place - 0.4, place + 0.4], [mean, mean], "--", color=colour, linewidth=1.6)
+        axes.plot(place + aside, value, _MARKERS[size], color=color, alpha=_TAP_ALPHA[tap], ms=6)
+    axes.plot([place - 0.4, place + 0.4], [mean, mean], "--", color=color, linewidth=1.6)
 
 
 def _short(method: str) -> str:
@@ -136,7 +136,7 @@ def _shapes(figure: "Figure", models: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], linestyle="", marker=_MARKERS[size], color=_GREY, alpha=_TAP_ALPHA[tap])
+        Line2D([], [], linestyle="", marker=_MARKERS[size], color=_GRAY, alpha=_TAP_ALPHA[tap])
         for size, tap in (model.split("-") for model in models)
     ]
     fitting = int(figure.get_figwidth() / _LEGEND_INCHES)
@@ -147,11 +147,11 @@ def _shapes(figure: "Figure", models: Sequence[str]) -> None:
     )
 
 
-def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
+def _legend(figure: "Figure", colors: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=colour) for colour in colours.values()]
-    figure.legend(handles, list(colours), loc="outside upper center", ncols=4, frameon=False)
+    handles = [Patch(color=color) for color in colors.values()]
+    figure.legend(handles, list(colors), loc="outside upper center", ncols=4, frameon=False)
 
 
 def _grid(axes: "Axes") -> None:

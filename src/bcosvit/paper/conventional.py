@@ -1,6 +1,6 @@
 """Explanations of B-cos against those of conventional transformers, by both metrics."""
 
-from bcosvit.evaluate.localisation import CHANCE
+from bcosvit.metrics.localization import CHANCE
 from bcosvit.paper.charts import Chart, method_markers
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, Row, number
 from bcosvit.paper.lab import Lab
@@ -34,28 +34,28 @@ def make(lab: Lab) -> Outcome:
             method_scores(lab, configurations(lab.study, "bcos"), metric),
             method_scores(lab, configurations(lab.study, "conventional"), metric),
         )
-        for metric in ("localisation", "perturbation")
+        for metric in ("localization", "perturbation")
     }
-    return conventional_outcome(found["localisation"], found["perturbation"])
+    return conventional_outcome(found["localization"], found["perturbation"])
 
 
 def conventional_outcome(
-    localisation: tuple[Scores, Scores], perturbation: tuple[Scores, Scores]
+    localization: tuple[Scores, Scores], perturbation: tuple[Scores, Scores]
 ) -> Outcome:
     """From every method's scores on every model, of the B-cos and the conventional ones."""
     rows: list[Row] = []
-    for name, (bcos, plain) in {"localisation": localisation, "ABC": perturbation}.items():
+    for name, (bcos, plain) in {"localization": localization, "ABC": perturbation}.items():
         for family, scores in (("B-cos", bcos), ("conventional", plain)):
             for row in score_rows(family, scores, "score", {}):
                 rows.append({"metric": name, **row})
     return Outcome(
         headlines=[
-            _headline("localisation", localisation, f"{PAPER} (IntGrad)"),
+            _headline("localization", localization, f"{PAPER} (IntGrad)"),
             _headline("perturbation", perturbation, "“much higher” (FinAtt)"),
         ],
         rows=rows,
         means=mean_rows(rows),
-        charts=[*_localisation_chart(localisation), *_perturbation_chart(perturbation)],
+        charts=[*_localization_chart(localization), *_perturbation_chart(perturbation)],
         notes=[
             "Areas between curves are compared across models here, which may differ in how stable "
             "they are: the paper asks for care with them, too."
@@ -83,12 +83,12 @@ def _headline(metric: str, both: tuple[Scores, Scores], paper: str) -> Headline:
     )
 
 
-def _localisation_chart(both: tuple[Scores, Scores]) -> list[Chart]:
+def _localization_chart(both: tuple[Scores, Scores]) -> list[Chart]:
     sides = {side: values(scores) for side, scores in zip(SIDES, both, strict=True) if scores}
     if not sides:
         return []
-    caption = "Localisation by family; dashed: the mean over models; dotted: chance."
-    return [method_markers("localisation-families", caption, "localisation", sides, chance=CHANCE)]
+    caption = "Localization by family; dashed: the mean over models; dotted: chance."
+    return [method_markers("localization-families", caption, "localization", sides, chance=CHANCE)]
 
 
 def _perturbation_chart(both: tuple[Scores, Scores]) -> list[Chart]:
@@ -114,7 +114,7 @@ FIGURE = PaperFigure(
     name="conventional",
     title="Explanations of B-cos and conventional ViTs",
     about="Inherent and post-hoc explanations of B-cos ViTs (left) and post-hoc explanations of "
-    "the conventional ones (right), LRP-based ones included, by localisation and perturbation.",
+    "the conventional ones (right), LRP-based ones included, by localization and perturbation.",
     runs=runs,
     make=make,
 )

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from bcosvit.data.transforms import eval_transform
-from bcosvit.evaluate import (
+from bcosvit.files import atomic
+from bcosvit.metrics import (
     Accuracy,
     Estimate,
     Evaluation,
@@ -27,8 +28,7 @@ from bcosvit.evaluate import (
     most_confident,
     write_summary,
 )
-from bcosvit.evaluate.localisation import CELLS
-from bcosvit.files import atomic
+from bcosvit.metrics.localization import CELLS
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
@@ -69,7 +69,7 @@ def settings_of(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
     """All that a measurement depends on but the run itself."""
     study = runs.study
     settings: dict[str, Any] = {"metric": metric, "split": "val", "limit": study.limit}
-    if metric == "localisation":
+    if metric == "localization":
         settings |= {"grids": study.grids, "methods": study.methods_for(spec.family)}
     if metric == "perturbation":
         settings |= {"images": study.images, "methods": study.methods_for(spec.family)}
@@ -143,7 +143,7 @@ def _evaluation(
         loaded.subject.model,
         loaded.pictures,
         study.methods_for(spec.family),
-        localisation=GridPointingGame(grids=study.grids) if metric == "localisation" else None,
+        localization=GridPointingGame(grids=study.grids) if metric == "localization" else None,
         perturbation=PixelPerturbation(images=study.images) if metric == "perturbation" else None,
         batch_size=study.batch,
         workers=runs.recipe(spec).workers,
@@ -177,14 +177,14 @@ def _shown(found: Accuracy) -> dict[str, Any]:
     }
 
 
-def _localisation(found: Evaluation) -> dict[str, Any]:
-    assert found.localisation is not None
-    means = found.localisation.means
+def _localization(found: Evaluation) -> dict[str, Any]:
+    assert found.localization is not None
+    means = found.localization.means
     return {
-        "grids": len(found.localisation.grids),
+        "grids": len(found.localization.grids),
         "means": {method: dataclasses.asdict(mean) for method, mean in means.items()},
         # Whole grids: the four cells of one share a picture.
-        "scores": {m: each.mean(1).tolist() for m, each in found.localisation.scores.items()},
+        "scores": {m: each.mean(1).tolist() for m, each in found.localization.scores.items()},
     }
 
 
@@ -222,6 +222,6 @@ def _norms(runs: Runs, loaded: Loaded) -> dict[str, Any]:
 
 _RESULTS: Mapping[str, Any] = {
     "accuracy": _accuracy,
-    "localisation": _localisation,
+    "localization": _localization,
     "perturbation": _perturbation,
 }

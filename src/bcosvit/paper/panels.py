@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bcosvit.evaluate.localisation import grid_images
-from bcosvit.explain import Attribution, explain_with
+from bcosvit.attribution import Attribution, explain_with
+from bcosvit.metrics.localization import grid_images
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.measure import Loaded
 from bcosvit.paper.spec import RunSpec, vit
 from bcosvit.paper.study import Study
-from bcosvit.report.explained import colours
+from bcosvit.report.explained import colors
 from bcosvit.report.figures import (
     RGB,
     Tile,
@@ -23,10 +23,10 @@ from bcosvit.report.figures import (
 )
 from bcosvit.report.plots import title
 
-# As the paper's figures have them, from left to right; "colour" is W(x) in colour.
-TEASER = ("colour", "inherent", "rollout", "finatt")
-GRID = ("colour", "inherent", "gradsam", "gradcam", "rollout", "finatt", "intgrad")
-MORE = ("colour", "inherent", "intgrad", "ixg", "gradcam", "gradsam")
+# As the paper's figures have them, from left to right; "color" is W(x) in color.
+TEASER = ("color", "inherent", "rollout", "finatt")
+GRID = ("color", "inherent", "gradsam", "gradcam", "rollout", "finatt", "intgrad")
+MORE = ("color", "inherent", "intgrad", "ixg", "gradcam", "gradsam")
 CONVENTIONAL = (
     "intgrad",
     "ixg",
@@ -38,7 +38,7 @@ CONVENTIONAL = (
     "plrp",
 )
 
-NO_GRID = "No grid could be drawn: too few classes are recognised."
+NO_GRID = "No grid could be drawn: too few classes are recognized."
 
 
 def shown_model(study: Study, family: str) -> RunSpec:
@@ -90,7 +90,7 @@ def explained(loaded: Loaded, shown: Shown, methods: Sequence[str]) -> dict[str,
     model = loaded.subject.model
     reference = next(model.parameters())
     images = shown.image.to(reference).repeat(len(shown.targets), 1, 1, 1)
-    named = tuple(dict.fromkeys("inherent" if m == "colour" else m for m in methods))
+    named = tuple(dict.fromkeys("inherent" if m == "color" else m for m in methods))
     return explain_with(model, images, shown.targets.to(reference.device), named)
 
 
@@ -119,10 +119,10 @@ def tiles(
 def _image(
     method: str, found: dict[str, Attribution], row: int, scales: dict[str, list[float]]
 ) -> RGB:
-    if method == "colour":
-        return on_white(colours(found["inherent"], row))
+    if method == "color":
+        return on_white(colors(found["inherent"], row))
     return method_image(method, found[method].map[row].detach(), scales[method][row])
 
 
 def _title(method: str) -> str:
-    return "W(x) in colour" if method == "colour" else title(method)
+    return "W(x) in color" if method == "color" else title(method)

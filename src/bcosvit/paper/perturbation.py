@@ -33,10 +33,10 @@ def perturbation_outcome(scores: Scores) -> Outcome:
         rows = score_rows("B-cos", scores, "ABC", {})
         headline = _headline(why if below else "not measured")
         return Outcome(headlines=[headline], rows=rows, means=mean_rows(rows))
-    normalised = relative(scores, "inherent")
-    best = best_post_hoc(normalised)
-    ratio = advantage(normalised, best)
-    rows = score_rows("B-cos", scores, "ABC", {"÷ inherent": normalised})
+    normalized = relative(scores, "inherent")
+    best = best_post_hoc(normalized)
+    ratio = advantage(normalized, best)
+    rows = score_rows("B-cos", scores, "ABC", {"÷ inherent": normalized})
     return Outcome(
         headlines=[_headline(_words(ratio, best), ratio)],
         rows=rows,
@@ -47,16 +47,16 @@ def perturbation_outcome(scores: Scores) -> Outcome:
                 "Area between the curves, divided by that of the inherent explanation of the same "
                 "model; dashed: the mean over models.",
                 "ABC ÷ inherent ABC",
-                normalised,
+                normalized,
                 ratio,
             )
         ],
     )
 
 
-def advantage(normalised: Scores, best: str | None) -> Sampled | None:
-    """As in the paper: areas are normalised a model before they are averaged."""
-    mean = means(normalised)
+def advantage(normalized: Scores, best: str | None) -> Sampled | None:
+    """As in the paper: areas are normalized a model before they are averaged."""
+    mean = means(normalized)
     if best is None or mean[best].value <= 0:
         return None
     return mean["inherent"] / mean[best]
@@ -72,7 +72,7 @@ def _words(ratio: Sampled | None, best: str | None) -> str:
 
 def _headline(ours: str, ratio: Sampled | None = None) -> Headline:
     return Headline(
-        claim="Inherent ÷ best post-hoc method, normalised areas, means over models",
+        claim="Inherent ÷ best post-hoc method, normalized areas, means over models",
         paper=f"{PAPER} (Rollout)",
         ours=ours,
         value=ratio,

@@ -63,7 +63,7 @@ def make(lab: Lab) -> Outcome:
 FIGURE = PaperFigure(
     name="qualitative",
     title="Explanations, to look at",
-    about="Each map is normalised on its own: blue (against) over white to red (for) at ± the "
+    about="Each map is normalized on its own: blue (against) over white to red (for) at ± the "
     "99.9th percentile; jet from 0 for CheferLRP, Rollout and FinAtt. Pictures are the surest of "
     "their class and the first grids of the pointing game.",
     runs=runs,

@@ -9,7 +9,7 @@ from typing import Any
 from bcosvit.data.sources import open_source
 from bcosvit.models.catalog import create_model
 from bcosvit.paper.budget import Clock, fitted
-from bcosvit.paper.catalogue import find_figures
+from bcosvit.paper.catalog import find_figures
 from bcosvit.paper.figure import Outcome, PaperFigure, Row
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.measure import measured_on
@@ -21,7 +21,7 @@ from bcosvit.paper.tune import EPOCHS_SHARE, RATES, representatives, tuned
 from bcosvit.paper.write import INDEX, PAGE, About, write_figure, write_index
 from bcosvit.report.provenance import command_line, machine, versions
 from bcosvit.report.subject import choose_device
-from bcosvit.train.initialise import initialise
+from bcosvit.train.initialize import initialize
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +103,7 @@ def _check_given(runs: Runs, specs: Sequence[RunSpec]) -> None:
     for name, file in runs.study.given.items():
         on_it = (s for s in specs if not s.is_backbone and BACKBONE_OF[s.family] == name)
         if (spec := next(on_it, None)) is not None:
-            initialise(create_model(runs.config(spec)), file)
+            initialize(create_model(runs.config(spec)), file)
 
 
 def _of(wanted: PaperFigure, lab: Lab) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _about(lab: Lab, decided: Mapping[str, Any]) -> About:
         f"measure on, {len(source.classes)} classes",
         "Schedule": study.recipe,
         "Seeds": str(study.seeds),
-        "B-cos backbone": study.flavour,
+        "B-cos backbone": study.flavor,
         "Drawn on": machine(choose_device(study.device)),
         "Made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bcosvit.data.sources import Source
-from bcosvit.evaluate import write_summary
+from bcosvit.metrics import write_summary
 from bcosvit.models.card import RUN_KEY
 from bcosvit.models.catalog import model_config
 from bcosvit.models.config import Config, DenseNetConfig, to_dict
@@ -65,10 +65,10 @@ class Runs:
         classes = len(self.source.classes)
         dense = self.study.part("densenet.")
         if spec.is_backbone:
-            flavour = {"flavour": self.study.flavour} if spec.family == "bcos" else {}
-            return model_config(spec.model, **{**flavour, **dense, "num_classes": classes})
-        flavour_ = self.study.flavour if spec.family == "bcos" else "conventional"
-        options = {"backbone": DenseNetConfig(flavour=flavour_, **dense)}  # type: ignore[arg-type]
+            flavor = {"flavor": self.study.flavor} if spec.family == "bcos" else {}
+            return model_config(spec.model, **{**flavor, **dense, "num_classes": classes})
+        flavor_ = self.study.flavor if spec.family == "bcos" else "conventional"
+        options = {"backbone": DenseNetConfig(flavor=flavor_, **dense)}  # type: ignore[arg-type]
         size = self.recipe(spec).image_size
         sized = {} if size is None else {"image_size": size}
         return model_config(

@@ -63,7 +63,7 @@ def method_scores(lab: Lab, specs: Sequence[RunSpec], metric: str) -> Scores:
 
 
 def _of_run(result: Mapping[str, Any], metric: str, seed: int) -> dict[str, Sampled]:
-    if metric == "localisation":
+    if metric == "localization":
         return {m: sampled(each, seed=seed) for m, each in result["scores"].items()}
     return {
         method: sampled(areas, seed=seed) / sampled(result["starts"][method], seed=seed)

@@ -14,7 +14,7 @@ STEM_OF = {family: stem for stem, family in FAMILIES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A model by its name in the catalogue, and where it differs from the paper's default."""
+    """A model by its name in the catalog, and where it differs from the paper's default."""
 
     model: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -51,7 +51,7 @@ class RunSpec:
 
 
 def vit(family: str, size: str, tap: str, **options: Any) -> RunSpec:
-    """A transformer of the catalogue with other options than the paper's."""
+    """A transformer of the catalog with other options than the paper's."""
     return RunSpec(model=f"{STEM_OF[family]}_{size}_{tap}", options=tuple(sorted(options.items())))
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bcosvit.explain import EXPLAINERS
+from bcosvit.attribution import EXPLAINERS
 from bcosvit.models.catalog import BACKBONES, SIZES, TAPS
 from bcosvit.models.pretrained import locate
 from bcosvit.report.subject import pick
 
-FLAVOURS = ("v2", "v1")
+FLAVORS = ("v2", "v1")
 """Of the B-cos backbone."""
 
 KINDS = ("bcos_densenet121", "densenet121", "bcos_vit", "vit")
@@ -43,7 +43,7 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Changes to recipes; with a prefix to ``model.`` (transformers), ``densenet.`` (backbones),
     ``backbone.`` (the recipes of backbones alone) or a kind of run (the recipe of that alone)."""
-    flavour: str = "v2"
+    flavor: str = "v2"
     """Of the B-cos backbone."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Weights of backbones that need not be trained, by the backbone's name: files, or whatever
@@ -69,9 +69,9 @@ class Study:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} is not allowed: give an integer >= 1.")
-        if self.flavour not in FLAVOURS:
+        if self.flavor not in FLAVORS:
             raise ValueError(
-                f"flavour = {self.flavour!r} is not allowed: choose from {', '.join(FLAVOURS)}."
+                f"flavor = {self.flavor!r} is not allowed: choose from {', '.join(FLAVORS)}."
             )
         self._check_settings()
         for name, file in self.given.items():
@@ -88,14 +88,14 @@ class Study:
                 )
         for key, instead in {
             "seed": "give --seeds, which trains with seeds from 0",
-            "model.backbone": "choose the flavour of the B-cos backbone, and set fields of both "
+            "model.backbone": "choose the flavor of the B-cos backbone, and set fields of both "
             "backbones as densenet.xxx",
         }.items():
             if key in self.settings:
                 raise ValueError(f"{key} is not allowed: {instead}.")
 
     def sizes_or(self, paper: Iterable[str]) -> tuple[str, ...]:
-        """In the order of the catalogue."""
+        """In the order of the catalog."""
         return tuple(size for size in SIZES if size in (self.sizes or tuple(paper)))
 
     def taps_or(self, paper: Iterable[str]) -> tuple[str, ...]:

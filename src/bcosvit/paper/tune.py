@@ -15,7 +15,7 @@ from typing import Any
 from bcosvit.data.partition import Draw
 from bcosvit.data.sources import Source
 from bcosvit.data.splits import Split
-from bcosvit.evaluate import write_summary
+from bcosvit.metrics import write_summary
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.schedule import with_epochs, with_rate
 from bcosvit.paper.spec import RunSpec

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bcosvit.evaluate import write_summary, write_table
 from bcosvit.files import atomic
+from bcosvit.metrics import write_summary, write_table
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, Row
 from bcosvit.report.html import (
     Html,

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 from bcosvit.data.sources import open_source
-from bcosvit.evaluate import Evaluation, GridPointingGame, PixelPerturbation, evaluate
-from bcosvit.evaluate import Progress as Told
-from bcosvit.evaluate.localisation import CELLS
 from bcosvit.files import make_folder
+from bcosvit.metrics import Evaluation, GridPointingGame, PixelPerturbation, evaluate
+from bcosvit.metrics import Progress as Told
+from bcosvit.metrics.localization import CELLS
 from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
 from bcosvit.report.evaluation_data import Pictures, open_pictures
 from bcosvit.report.provenance import command_line, versions
@@ -50,7 +50,7 @@ def evaluate_weights(
     if limit is not None:
         pictures.limit(limit, seed)
     wanted, left_out = _metrics(metrics, subject, pictures)
-    game = GridPointingGame(grids=grids, seed=seed) if "localisation" in wanted else None
+    game = GridPointingGame(grids=grids, seed=seed) if "localization" in wanted else None
     perturbation = PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
     # Before the work rather than after it.
     make_folder(out)
@@ -59,7 +59,7 @@ def evaluate_weights(
             subject.model,
             pictures,
             chosen,
-            localisation=game,
+            localization=game,
             perturbation=perturbation,
             masks=pictures.masks() if "masks" in wanted else None,
             batch_size=batch,
@@ -90,7 +90,7 @@ def _metrics(
     impossible: dict[str, str] = {}
     classes = min(pictures.classes(), len(subject.names))
     if classes < CELLS:
-        impossible["localisation"] = f"a grid shows {CELLS} classes, and there are {classes}"
+        impossible["localization"] = f"a grid shows {CELLS} classes, and there are {classes}"
     if pictures.masks() is None:
         impossible["masks"] = "the data have no masks"
     if given == "all":

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bcosvit.data.splits import Skipped
-from bcosvit.evaluate import Estimate, Evaluation, Localisation, Masked, Perturbation
-from bcosvit.evaluate.localisation import CHANCE
+from bcosvit.metrics import Estimate, Evaluation, Localization, Masked, Perturbation
+from bcosvit.metrics.localization import CHANCE
 from bcosvit.report.evaluate_table import completeness, metric_columns
 from bcosvit.report.html import (
     Html,
@@ -24,7 +24,7 @@ from bcosvit.report.plots import bars, curves, legend, title
 
 METRICS = {
     "accuracy": "Accuracy",
-    "localisation": "Grid pointing game",
+    "localization": "Grid pointing game",
     "perturbation": "Pixel perturbation",
     "masks": "Masks",
 }
@@ -61,8 +61,8 @@ def evaluate_page(path: str | Path, found: Evaluation, about: EvaluationAbout) -
     with page(path, "How right the model and its explanations are", lead, ending) as write:
         write(_overview(found, settings["methods"]))
         write(_accuracy(found))
-        if found.localisation is not None:
-            write(_localisation(found.localisation))
+        if found.localization is not None:
+            write(_localization(found.localization))
         if found.perturbation is not None:
             write(_perturbation(found.perturbation))
         if found.masks is not None:
@@ -116,17 +116,17 @@ def _accuracy(found: Evaluation) -> Html:
     )
 
 
-def _localisation(found: Localisation) -> Html:
+def _localization(found: Localization) -> Html:
     about = (
         f"Four images in one picture: the share of a class's positive attribution that falls on "
         f"its own image. {len(found.grids)} grids of {found.game.grids} asked for; they end when "
         f"fewer than four classes have correctly classified images left."
     )
     if not found.grids:
-        return _section(METRICS["localisation"], paragraph(about))
-    chart = bars("localisation", "share in the right cell", found.means, chance=CHANCE)
+        return _section(METRICS["localization"], paragraph(about))
+    chart = bars("localization", "share in the right cell", found.means, chance=CHANCE)
     return _section(
-        METRICS["localisation"], paragraph(about), _charts(chart), _link("localisation")
+        METRICS["localization"], paragraph(about), _charts(chart), _link("localization")
     )
 
 
@@ -190,7 +190,7 @@ def _masks(found: Masked) -> Html:
 def _section(heading: str, *content: Html) -> Html:
     name = heading.lower().replace(" ", "-")
     top = element("h2", text(heading), id=name)
-    return element("section", top, *content, aria_labelledby=name)
+    return element("section", top, *content, aria_labeledby=name)
 
 
 def _charts(*charts: Html) -> Html:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from bcosvit.evaluate import Completeness, Estimate, Evaluation
+from bcosvit.metrics import Completeness, Estimate, Evaluation
 
 Columns = dict[str, Mapping[str, Estimate]]
 
@@ -14,8 +14,8 @@ Columns = dict[str, Mapping[str, Estimate]]
 def metric_columns(found: Evaluation) -> Columns:
     """By metric and method; a metric that found nothing to measure has no methods."""
     columns: Columns = {}
-    if found.localisation is not None:
-        columns["Localisation"] = found.localisation.means
+    if found.localization is not None:
+        columns["Localization"] = found.localization.means
     if found.perturbation is not None:
         columns["Perturbation (ABC)"] = found.perturbation.abc
     if found.masks is not None:

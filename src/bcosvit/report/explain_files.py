@@ -13,7 +13,7 @@ import numpy as np
 from bcosvit.data.splits import Skipped
 from bcosvit.files import atomic
 from bcosvit.report.explain_html import About, Add
-from bcosvit.report.explained import TOP, Explained, colours
+from bcosvit.report.explained import TOP, Explained, colors
 from bcosvit.report.figures import (
     contribution_scales,
     method_image,
@@ -58,7 +58,7 @@ def npz_files(folder: str | Path, about: About) -> Iterator[Add]:
 
 @contextmanager
 def png_files(folder: str | Path, about: About) -> Iterator[Add]:
-    """PNG files a picture and class: one a method, the first method's overlay, and the colours of
+    """PNG files a picture and class: one a method, the first method's overlay, and the colors of
     W(x) on a transparent ground."""
 
     def add(item: Explained | Skipped) -> None:
@@ -74,7 +74,7 @@ def png_files(folder: str | Path, about: About) -> Iterator[Add]:
                     write(item, row, "overlay", over)
         if (own := item.inherent) is not None and own.weights is not None:
             for row in range(len(own.map)):
-                write(item, row, "colours", photo_image(colours(own, row)))
+                write(item, row, "colors", photo_image(colors(own, row)))
 
     def write(item: Explained, row: int, what: str, image: np.ndarray) -> None:
         label = int(item.target[row])

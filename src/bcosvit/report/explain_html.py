@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bcosvit.data.splits import Skipped
-from bcosvit.report.explained import TITLES, TOP, Explained, Sums, colours
+from bcosvit.report.explained import TITLES, TOP, Explained, Sums, colors
 from bcosvit.report.figures import (
     JET_METHODS,
     RGB,
@@ -76,14 +76,14 @@ def _lead(about: About) -> Html:
     )
     facts = {"Model": about.model, "Weights": about.weights}
     reading = (
-        "Red pixels speak for a class, blue ones against it; full colour stands for the 99.9th "
+        "Red pixels speak for a class, blue ones against it; full color stands for the 99.9th "
         f"percentile of the absolute values. {how}"
     )
     if any(method in JET_METHODS for method in about.methods):
         reading += " Attention has no sign: its maps go from blue, at zero, to red."
     exact = (
         "Contributions are exact: with the residual (the share of the model's constants) and the "
-        "bias they sum to the logit. The colours of W(x) show what the model looks for, opaque "
+        "bias they sum to the logit. The colors of W(x) show what the model looks for, opaque "
         "where that matters and speaks for the class."
     )
     parts = [definitions(facts), paragraph(reading)]
@@ -115,7 +115,7 @@ def _section(found: Explained, about: About) -> Html:
         parts += _panels(found, row, about.classes[label], photo, scales)
         if found.inherent is not None:
             parts.append(_sum(found.sums(row)))
-    return element("section", *parts, class_="picture", aria_labelledby=heading)
+    return element("section", *parts, class_="picture", aria_labeledby=heading)
 
 
 def _classes(found: Explained, names: Sequence[str]) -> Html:
@@ -156,12 +156,12 @@ def _panels(
         )
     )
     if found.inherent is not None and found.inherent.weights is not None:
-        rgba = colours(found.inherent, row)
-        alt = f"The colours of W(x) for {name}"
+        rgba = colors(found.inherent, row)
+        alt = f"The colors of W(x) for {name}"
         large.append(
             figure(
                 picture(photo_bytes(on_white(rgba)), alt, size),
-                Html("<b>W(x) in colour</b>, on white"),
+                Html("<b>W(x) in color</b>, on white"),
             )
         )
     panels = [element("div", *large, class_="panels large")]
@@ -192,4 +192,4 @@ def _skipped(skipped: Sequence[Skipped]) -> Html:
     else:
         rows = [(item.key, item.reason) for item in skipped]
         content = table(f"{len(skipped)} left out.", ("File", "Reason"), rows)
-    return element("section", heading, content, aria_labelledby="skipped")
+    return element("section", heading, content, aria_labeledby="skipped")

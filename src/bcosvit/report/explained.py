@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.evaluate.confidence import confidence
-from bcosvit.explain import Attribution, explain_with
-from bcosvit.explain.colour import SMOOTH, colour_image
+from bcosvit.attribution import Attribution, explain_with
+from bcosvit.attribution.color import SMOOTH, color_image
+from bcosvit.metrics.confidence import confidence
 from bcosvit.models.base import AnyModel
 
 TITLES = {
@@ -130,14 +130,14 @@ class Lens:
         )
 
 
-def colours(inherent: Attribution, row: int) -> Tensor:
-    """The colour image [4, H, W] of one class's row of W(x).
+def colors(inherent: Attribution, row: int) -> Tensor:
+    """The color image [4, H, W] of one class's row of W(x).
 
     Opacity is smoothed over the same share of a picture whatever its size: 15 pixels of 224.
     """
     assert inherent.weights is not None
     smooth = max(1, round(SMOOTH * inherent.map.shape[-1] / 224))
-    return colour_image(inherent.weights[row], inherent.map[row], smooth=smooth)
+    return color_image(inherent.weights[row], inherent.map[row], smooth=smooth)
 
 
 def _joined(parts: Sequence[Attribution]) -> Attribution:

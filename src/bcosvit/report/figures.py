@@ -1,11 +1,11 @@
-"""Pictures of explanations: contributions as colours, and panels of labelled pictures.
+"""Pictures of explanations: contributions as colors, and panels of labeled pictures.
 
 Arrays are uint8 RGB [H, W, 3] throughout, so that whatever makes a picture can be tiled with
 whatever else does.
 
 The paper's conventions: contributions go from blue over white to red, between ± the 99.9th
 percentile of their absolute values; methods that read attention, which is never negative, go
-through "jet" from 0. A map is normalised on its own, or with those that it is compared with.
+through "jet" from 0. A map is normalized on its own, or with those that it is compared with.
 """
 
 import io
@@ -24,7 +24,7 @@ from torch import Tensor
 RGB = NDArray[np.uint8]
 
 PERCENTILE = 99.9
-"""Of the absolute contributions: what is drawn in full colour."""
+"""Of the absolute contributions: what is drawn in full color."""
 
 COARSE = 128
 """Pictures up to so many pixels wide are shown enlarged, pixel by pixel."""
@@ -39,7 +39,7 @@ _JET = (
     ((0, 0.125, 0.375, 0.64, 0.91, 1), (0, 0, 1, 1, 0, 0)),
     ((0, 0.11, 0.34, 0.65, 1), (0.5, 1, 1, 0, 0)),
 )
-# An odd number, so that zero has a colour of its own, and few enough for a palette.
+# An odd number, so that zero has a color of its own, and few enough for a palette.
 _LEVELS = 255
 _GAP, _MARGIN, _LINE, _TEXT = 8, 12, 18, 13
 
@@ -53,7 +53,7 @@ class Tile:
 
 
 def contribution_scale(maps: Tensor) -> float:
-    """The contribution to draw in full colour: give it to several maps to compare them."""
+    """The contribution to draw in full color: give it to several maps to compare them."""
     return float(np.percentile(np.abs(_values(maps)), PERCENTILE))
 
 
@@ -67,18 +67,18 @@ def contribution_scales(maps: Tensor, *, joint: bool) -> list[float]:
 def contribution_image(map: Tensor, scale: float | None = None) -> RGB:
     """Contributions [H, W] from blue (against) over white to red (for).
 
-    Without ``scale`` the map is normalised on its own, at ± its 99.9th percentile.
+    Without ``scale`` the map is normalized on its own, at ± its 99.9th percentile.
     """
-    return _coloured(_strength(map, scale), -1, _BLUE_WHITE_RED)
+    return _colored(_strength(map, scale), -1, _BLUE_WHITE_RED)
 
 
 def attention_image(map: Tensor, scale: float | None = None) -> RGB:
     """A map [H, W] without a negative side through jet, from 0 to its 99.9th percentile."""
-    return _coloured(_strength(map, scale), 0, _JET_COLOURS)
+    return _colored(_strength(map, scale), 0, _JET_COLORS)
 
 
 def method_image(method: str, map: Tensor, scale: float | None = None) -> RGB:
-    """A map [H, W] in the colours of its method."""
+    """A map [H, W] in the colors of its method."""
     draw = attention_image if method in JET_METHODS else contribution_image
     return draw(map, scale)
 
@@ -86,7 +86,7 @@ def method_image(method: str, map: Tensor, scale: float | None = None) -> RGB:
 def overlay_image(
     photo: RGB, method: str, map: Tensor, scale: float | None = None, *, alpha: float = 0.75
 ) -> RGB:
-    """A map [H, W] in its colours on the greyed photo, ``alpha`` opaque where it is strongest."""
+    """A map [H, W] in its colors on the grayed photo, ``alpha`` opaque where it is strongest."""
     if photo.shape[:2] != map.shape:
         raise ValueError(
             f"A map of shape {list(map.shape)} does not lie on a photo of {list(photo.shape[:2])} "
@@ -94,22 +94,22 @@ def overlay_image(
         )
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha = {alpha} is not allowed: give 0 (photo alone) to 1.")
-    # Colours of the photo's own would be taken for contributions.
-    grey = (photo @ np.array([0.299, 0.587, 0.114]))[..., None]
+    # Colors of the photo's own would be taken for contributions.
+    gray = (photo @ np.array([0.299, 0.587, 0.114]))[..., None]
     cover = alpha * np.abs(_strength(map, scale))[..., None]
-    return np.rint((1 - cover) * grey + cover * method_image(method, map, scale)).astype(np.uint8)
+    return np.rint((1 - cover) * gray + cover * method_image(method, map, scale)).astype(np.uint8)
 
 
 def on_white(rgba: Tensor) -> RGB:
-    """A colour image [4, H, W] with values in [0, 1], laid on white."""
+    """A color image [4, H, W] with values in [0, 1], laid on white."""
     values = rgba.detach().clamp(0, 1).double().cpu()
     return photo_image(values[3] * values[:3] + (1 - values[3]))
 
 
 def gradient_css(method: str) -> str:
-    """The colours of a method, lowest first, as the argument of CSS's ``linear-gradient``."""
-    colours = _JET_COLOURS if method in JET_METHODS else _BLUE_WHITE_RED
-    stops = colours[:: (_LEVELS - 1) // 8] if method in JET_METHODS else colours[:: _LEVELS // 2]
+    """The colors of a method, lowest first, as the argument of CSS's ``linear-gradient``."""
+    colors = _JET_COLORS if method in JET_METHODS else _BLUE_WHITE_RED
+    stops = colors[:: (_LEVELS - 1) // 8] if method in JET_METHODS else colors[:: _LEVELS // 2]
     return ", ".join(f"rgb({r} {g} {b})" for r, g, b in stops)
 
 
@@ -125,11 +125,11 @@ def png_bytes(image: NDArray[np.uint8]) -> bytes:
     picture = Image.fromarray(image)
     if channels == 3:
         packed = image.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
-        colours, indices = np.unique(packed, return_inverse=True)
-        # A palette needs a third of the bytes, and maps have few colours.
-        if len(colours) <= 256:
+        colors, indices = np.unique(packed, return_inverse=True)
+        # A palette needs a third of the bytes, and maps have few colors.
+        if len(colors) <= 256:
             picture = Image.fromarray(indices.reshape(height, width).astype(np.uint8))
-            parts = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 1)
+            parts = np.stack([colors >> 16, colors >> 8 & 255, colors & 255], 1)
             picture.putpalette(parts.astype(np.uint8).tobytes())
     return _encoded(picture, format="PNG", optimize=True)
 
@@ -166,7 +166,7 @@ def panel(rows: Sequence[Sequence[Tile]], *, cell: int = 192) -> Image.Image:
 
 def _values(maps: Tensor) -> NDArray[np.float64]:
     if not maps.isfinite().all():
-        raise ValueError("A map contains NaN or infinity, which have no colour.")
+        raise ValueError("A map contains NaN or infinity, which have no color.")
     return maps.detach().double().cpu().numpy()
 
 
@@ -180,10 +180,10 @@ def _strength(map: Tensor, scale: float | None) -> NDArray[np.float64]:
     return np.clip(values / scale, -1, 1) if scale > 0 else np.sign(values)
 
 
-def _coloured(strength: NDArray[np.float64], low: int, colours: RGB) -> RGB:
-    """Strengths from ``low`` to 1 looked up in as many colours as there are levels."""
+def _colored(strength: NDArray[np.float64], low: int, colors: RGB) -> RGB:
+    """Strengths from ``low`` to 1 looked up in as many colors as there are levels."""
     share = (np.maximum(strength, low) - low) / (1 - low)
-    return colours[np.rint(share * (_LEVELS - 1)).astype(np.intp)]
+    return colors[np.rint(share * (_LEVELS - 1)).astype(np.intp)]
 
 
 def _palette(*channels: tuple[Sequence[float], Sequence[float]]) -> RGB:
@@ -193,7 +193,7 @@ def _palette(*channels: tuple[Sequence[float], Sequence[float]]) -> RGB:
     )
 
 
-_JET_COLOURS = _palette(*_JET)
+_JET_COLORS = _palette(*_JET)
 _BLUE_WHITE_RED = _palette(
     *(
         ((0, 0.5, 1), tuple(value / 255 for value in channel))

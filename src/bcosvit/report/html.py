@@ -100,9 +100,9 @@ def figure(content: Html, *caption: Html, wide: bool = False) -> Html:
     )
 
 
-def scale(colours: str, ends: Sequence[str]) -> Html:
-    """A colour bar with its numbers, lowest first."""
-    strip = element("i", style=f"background: linear-gradient(90deg, {colours})")
+def scale(colors: str, ends: Sequence[str]) -> Html:
+    """A color bar with its numbers, lowest first."""
+    strip = element("i", style=f"background: linear-gradient(90deg, {colors})")
     numbers = element("span", *(element("span", text(end)) for end in ends))
     return element("div", strip, numbers, class_="scale")
 

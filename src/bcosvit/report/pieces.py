@@ -13,7 +13,7 @@ Frame = Callable[[bytes, str, tuple[int, int]], Html]
 
 
 def map_figure(method: str, map: Tensor, full: float, name: str, frame: Frame = picture) -> Html:
-    """A method's map [H, W] for a class with its scale; ``full`` is drawn in full colour."""
+    """A method's map [H, W] for a class with its scale; ``full`` is drawn in full color."""
     image = method_image(method, map, full)
     jet = method in JET_METHODS
     meaning = "from blue, nothing, to red" if jet else "red for the class, blue against it"

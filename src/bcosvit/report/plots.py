@@ -1,4 +1,4 @@
-"""Charts for pages: matplotlib draws them, the page's style colours them.
+"""Charts for pages: matplotlib draws them, the page's style colors them.
 
 They are inlined as SVG, so that they are sharp at any size and follow a page from light to dark:
 what matplotlib is told to draw in one peculiar ink becomes ``currentColor``, and text is text in
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INK = "#010203"
 _OTHERS = "#8a8a94"
 # Mid-tones, which stand out from white and from black.
-COLOURS = {
+COLORS = {
     "inherent": "#d0342c",
     "ixg": "#2f7ed8",
     "intgrad": "#17a2a2",
@@ -56,7 +56,7 @@ def bars(
     with style(name):
         figure, axes = _axes(0.8 + 0.33 * len(ordered))
         for place, (method, value) in enumerate(ordered):
-            axes.barh(place, value.mean, 0.66, color=COLOURS.get(method, _OTHERS))
+            axes.barh(place, value.mean, 0.66, color=COLORS.get(method, _OTHERS))
             axes.plot([value.low, value.high], [place, place], color=INK, linewidth=1.2)
         if chance is not None:
             axes.axvline(chance, color=INK, linestyle=(0, (3, 3)), linewidth=1)
@@ -79,19 +79,19 @@ def curves(
     with style(name):
         figure, axes = _axes(3.6)
         for method, points in lines.items():
-            colour = COLOURS.get(method, _OTHERS)
+            color = COLORS.get(method, _OTHERS)
             axes.fill_between(
                 positions,
                 [point.low for point in points],
                 [point.high for point in points],
-                color=colour,
+                color=color,
                 alpha=0.12,
                 linewidth=0,
             )
             axes.plot(
                 positions,
                 [point.mean for point in points],
-                color=colour,
+                color=color,
                 linewidth=2.4 if method == "inherent" else 1.4,
                 linestyle=(0, (4, 2)) if method == "random" else "solid",
             )
@@ -107,11 +107,11 @@ def curves(
 
 
 def legend(methods: Sequence[str]) -> Html:
-    """Which colour is which method's, for charts that share it."""
+    """Which color is which method's, for charts that share it."""
     items = [
         element(
             "li",
-            element("i", style=f"background: {COLOURS.get(method, _OTHERS)}"),
+            element("i", style=f"background: {COLORS.get(method, _OTHERS)}"),
             text(title(method)),
         )
         for method in methods

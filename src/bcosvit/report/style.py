@@ -1,6 +1,6 @@
 """The look of every report, in one place; inlined, so that a report is a single file.
 
-Colours are custom properties, given once for light and once for dark surroundings; all pairs of
+Colors are custom properties, given once for light and once for dark surroundings; all pairs of
 text and ground have a contrast of at least 4.5. Figures flow in a grid whose columns are as many as
 fit, which is all that a telephone needs; tables scroll inside their own box, never the page.
 """

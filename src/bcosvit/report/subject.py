@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from bcosvit.attribution import explainers
 from bcosvit.data.transforms import EvalTransform, eval_transform
-from bcosvit.explain import explainers
 from bcosvit.models.base import AnyModel
 from bcosvit.models.card import RUN_KEY as RUN_KEY
 from bcosvit.models.config import DenseNetConfig, to_dict
@@ -43,7 +43,7 @@ class Subject:
         names = class_names(path, count)
         return cls(
             weights=str(weights),
-            # Predicting and explaining many pictures: weights are normalised once.
+            # Predicting and explaining many pictures: weights are normalized once.
             model=prepared(model.to(choose_device(device))),
             names=names or numbered(count),
             named=names is not None,

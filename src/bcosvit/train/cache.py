@@ -129,7 +129,7 @@ class FeatureCache(Dataset[Sample]):
         for name, value in {"views": views, "batch_size": batch_size, "images": images}.items():
             if value < 1:
                 raise ValueError(f"{name} = {value} is not allowed for a cache: give at least 1.")
-        if model.tokeniser.trains_backbone:
+        if model.tokenizer.trains_backbone:
             raise ValueError(
                 "The backbone is trained, so its features change with every step; "
                 "set train_backbone=False, or train without a cache."
@@ -212,7 +212,7 @@ class _Backbone:
         self.device = torch.device(device)
         self.encoding = copy.deepcopy(model.encoding).to(self.device)
         # Unit weights are made once, not per batch.
-        self.backbone = prepared(copy.deepcopy(model.tokeniser.backbone).to(self.device))
+        self.backbone = prepared(copy.deepcopy(model.tokenizer.backbone).to(self.device))
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
@@ -309,7 +309,7 @@ def _made_of(model: VisionTransformer, source: ViewSource, pictures: _Pictures) 
         )
     labels = {n: label for n, (_, label) in probes.items()}
     return {
-        "backbone": _digest(json.dumps(structure), model.tokeniser.backbone.state_dict()),
+        "backbone": _digest(json.dumps(structure), model.tokenizer.backbone.state_dict()),
         "encoding": _digest(type(model.encoding).__name__, dict(model.encoding.named_buffers())),
         "image size": "×".join(map(str, config.image_size)),
         "data, transform or seed": _digest(source.identity, {}),

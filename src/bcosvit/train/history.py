@@ -107,9 +107,9 @@ def curves(rows: list[Row]) -> Figure:
 
 
 def _line(
-    axes: Axes, rows: list[Row], column: str, label: str, colour: str, linestyle: str = "-"
+    axes: Axes, rows: list[Row], column: str, label: str, color: str, linestyle: str = "-"
 ) -> None:
     if column in rows[0]:
         marker = "." if len(rows) < 3 else ""
         x, y = [row["epoch"] for row in rows], [row[column] for row in rows]
-        axes.plot(x, y, linestyle, color=colour, label=label, marker=marker)
+        axes.plot(x, y, linestyle, color=color, label=label, marker=marker)

@@ -7,8 +7,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
+from bcosvit.attribution import explain
 from bcosvit.data.splits import Split
-from bcosvit.explain import explain
 from bcosvit.files import atomic
 from bcosvit.report.figures import Tile, contribution_image, panel, photo_image
 from bcosvit.train.task import Task
@@ -52,7 +52,7 @@ class ContributionPictures(Callback):
         return panel([flat[start : start + 4] for start in range(0, len(flat), 4)])
 
     def _verdict(self, label: int, guess: int) -> str:
-        return "recognised" if guess == label else f"taken for {self.classes[guess]}"
+        return "recognized" if guess == label else f"taken for {self.classes[guess]}"
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         # Spread over the split, whose pictures often lie class by class.

@@ -8,7 +8,7 @@ from typing import Any
 from bcosvit.data.sources import Source, open_source
 from bcosvit.models.catalog import model_config
 from bcosvit.models.config import FROM_FAMILY, Config, DenseNetConfig, ModelConfig
-from bcosvit.train.initialise import config_in
+from bcosvit.train.initialize import config_in
 from bcosvit.train.recipe import QUICK_MODEL, Recipe, change, find_recipe
 from bcosvit.train.record import Plan, differences
 

@@ -59,9 +59,9 @@ class Recipe:
     Both are means over samples, ``bce`` over classes too."""
     epochs: int = 100
     batch_size: int = 256
-    """Samples per optimiser step, over all devices and accumulated batches."""
+    """Samples per optimizer step, over all devices and accumulated batches."""
     accumulate: int = 1
-    """Batches per optimiser step on each device: memory for time, at the same result."""
+    """Batches per optimizer step on each device: memory for time, at the same result."""
 
     learning_rate: float = 2.5e-4
     """Of Adam; the peak, under ``cosine``."""
@@ -94,14 +94,14 @@ class Recipe:
     flip: float = 0.5
     """Probability of mirroring."""
     eval_crop: float = 224 / 256
-    """Share of the short side that the centre crop keeps in validation."""
+    """Share of the short side that the center crop keeps in validation."""
     val_fraction: float = 0.1
     """Share of each class set aside for validation where the data have no such split."""
     max_skipped: float = 0.01
     """Share of the pictures that may be unreadable before the run stops."""
 
     train_backbone: bool | None = None
-    """Whether the tokeniser's backbone learns; ``None``: as the model's config says."""
+    """Whether the tokenizer's backbone learns; ``None``: as the model's config says."""
     cache_views: int = 0
     """Augmented views per picture that a frozen backbone sees once, its features being kept on
     disk (see `cache`); 0: no cache. Augmentations then repeat every so many epochs."""
@@ -128,7 +128,7 @@ class Recipe:
     checkpoint_epochs: int = 1
     """Epochs between checkpoints."""
     checkpoint_steps: int | None = None
-    """Optimiser steps between further checkpoints within an epoch; ``None``: none."""
+    """Optimizer steps between further checkpoints within an epoch; ``None``: none."""
     picture_every: int = 5
     """Epochs between pictures of contributions; 0: none."""
     workers: int = 4
@@ -207,13 +207,13 @@ class Recipe:
 
 QUICK_MODEL = ModelConfig(
     width=64,
-    heads=4,
+    num_heads=4,
     depth=3,
     image_size=(48, 48),
     num_classes=8,
     backbone=StemConfig(widths=(16, 32, 64)),
     # Three blocks do not grow activations as twelve do: the paper's scales would leave logits
-    # that nothing can be learnt from in minutes.
+    # that nothing can be learned from in minutes.
     prior_gain=3.0,
     logit_scale=1.0,
 )
@@ -254,7 +254,7 @@ RECIPES: Mapping[str, Recipe] = {
         drop_after=0.6,
         rand_augment=(2, 9),
     ),
-    # A tokeniser's backbone from scratch, by the longer schedule of the public B-cos code:
+    # A tokenizer's backbone from scratch, by the longer schedule of the public B-cos code:
     #   bcosvit train imagenet/ --recipe paper-backbone --model bcos_densenet121 \
     #       --out runs/backbone
     # Time and accuracy on ImageNet: not measured here.

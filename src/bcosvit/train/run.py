@@ -32,7 +32,7 @@ from bcosvit.train.cached import cached_features, check_cache
 from bcosvit.train.checkpoints import CheckedIO, Checkpoints, Found, newest
 from bcosvit.train.data import Data, Pictures, Samples
 from bcosvit.train.history import History, Row
-from bcosvit.train.initialise import initialise
+from bcosvit.train.initialize import initialize
 from bcosvit.train.machines import Machines
 from bcosvit.train.memory import keep_drawn
 from bcosvit.train.on_device import pictures_on_device
@@ -105,7 +105,7 @@ def train(
     network = create_model(plan.model)
     # A cache is known by its backbone, so that one has to be there when a run resumes, too.
     if plan.init is not None and (found is None or recipe.cache_views):
-        _say(initialise(network, plan.init))
+        _say(initialize(network, plan.init))
     splits = _splits(plan, source)
     steps = -(-plan.train_images // recipe.batch_size)
     history, best = History(folder), BestModel(folder, plan)

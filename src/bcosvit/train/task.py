@@ -1,4 +1,4 @@
-"""The Lightning module: loss, metrics, optimiser and schedule of a recipe.
+"""The Lightning module: loss, metrics, optimizer and schedule of a recipe.
 
 Sums, not means, are kept over an epoch (torchmetrics reduces them over processes), weighted so
 that samples which only fill a place count for nothing. Training's sums travel in the checkpoint: a
@@ -151,21 +151,21 @@ class Task(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         recipe = self.recipe
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimiser = Adam(
+        optimizer = Adam(
             trained,
             lr=recipe.learning_rate,
             betas=recipe.betas,
             eps=recipe.adam_eps,
             weight_decay=recipe.weight_decay,
         )
-        schedule = LambdaLR(optimiser, lambda step: self.rate_at(step) / recipe.learning_rate)
+        schedule = LambdaLR(optimizer, lambda step: self.rate_at(step) / recipe.learning_rate)
         return {
-            "optimizer": optimiser,
+            "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of an optimiser step, counted from 0 over the whole run."""
+        """The learning rate of an optimizer step, counted from 0 over the whole run."""
         # That of its middle, so that the first step of a warm-up moves, too.
         return self.recipe.rate_at((step + 0.5) / self.steps_per_epoch)
 

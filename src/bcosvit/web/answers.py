@@ -76,7 +76,7 @@ class Shown:
     row: int
     """The class's place among those explained."""
     scale: float
-    """The value that is drawn in full colour."""
+    """The value that is drawn in full color."""
 
     @property
     def map(self) -> Tensor:

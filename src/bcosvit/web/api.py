@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from bcosvit.report.explained import TOP, colours
+from bcosvit.report.explained import TOP, colors
 from bcosvit.report.figures import (
     RGB,
     method_image,
@@ -47,7 +47,7 @@ def add_api(answers: Answers) -> None:
     def explain(
         picture: str | None, label: str, method: str, overlay: float, joint: bool
     ) -> tuple[dict[str, Any], str | None, str | None, str | None]:
-        """A class of a picture explained: numbers, the map, the map on the photo, W(x) in colour.
+        """A class of a picture explained: numbers, the map, the map on the photo, W(x) in color.
 
         A label is a name or a number, "" the surest class; a method is one that the model lists,
         "" the first of them. Sums are given for B-cos models.
@@ -63,8 +63,8 @@ def add_api(answers: Answers) -> None:
         photo = photo_image(found.image)
         over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=overlay)
         own = found.inherent
-        coloured = None if own is None else on_white(colours(own, shown.row))
-        return numbers, png("map", map_), png("overlay", over), png("colours", coloured)
+        colored = None if own is None else on_white(colors(own, shown.row))
+        return numbers, png("map", map_), png("overlay", over), png("colors", colored)
 
     def png(name: str, image: RGB | None) -> str | None:
         def make(folder: Path) -> Path:

@@ -121,9 +121,9 @@ def _own_files() -> Iterator[None]:
 def _theme() -> gr.themes.Base:
     """Calm, with the system's fonts, and every text dark or light enough to be read."""
     soft = {
-        f"{name}{mode}": colour
+        f"{name}{mode}": color
         for name in ("body_text_color_subdued", "block_info_text_color", "block_label_text_color")
-        for mode, colour in (("", "*neutral_600"), ("_dark", "*neutral_300"))
+        for mode, color in (("", "*neutral_600"), ("_dark", "*neutral_300"))
     }
     return gr.themes.Base(
         primary_hue="red", neutral_hue="zinc", font=style.FONTS, font_mono=style.MONO

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bcosvit.report.explain_files import npz_files
 from bcosvit.report.explain_html import About, explain_page
-from bcosvit.report.explained import TITLES, Explained, Lens, colours
+from bcosvit.report.explained import TITLES, Explained, Lens, colors
 from bcosvit.report.figures import (
     Tile,
     contribution_scales,
@@ -100,7 +100,7 @@ def _row(found: Explained, about: About) -> list[Tile]:
             over = overlay_image(photo, method, attribution.map[0], full)
             tiles.append(Tile(image=over, label=about.classes[label]))
     if found.inherent is not None:
-        tiles.append(Tile(image=on_white(colours(found.inherent, 0)), label="W(x) in colour"))
+        tiles.append(Tile(image=on_white(colors(found.inherent, 0)), label="W(x) in color"))
     return tiles
 
 

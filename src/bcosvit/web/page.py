@@ -54,7 +54,7 @@ def add_page(answers: Answers) -> None:
                     scale = gr.Radio(
                         [OWN, JOINT],
                         value=OWN,
-                        label="Colour scale",
+                        label="Color scale",
                         info=f"Joint: one scale for the {listed} surest classes.",
                         elem_id="scale",
                     )

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bcosvit.report.explained import TITLES, Sums, colours
+from bcosvit.report.explained import TITLES, Sums, colors
 from bcosvit.report.figures import on_white, overlay_image, photo_bytes, photo_image
 from bcosvit.report.html import Html, bar, definitions, element, figure, picture, text
 from bcosvit.report.pieces import map_figure, percent, signed
@@ -111,11 +111,11 @@ def views(shown: Shown, name: str, alpha: float, box: Box | None) -> Html:
         ),
     ]
     if found.inherent is not None:
-        rgba = on_white(colours(found.inherent, shown.row))
+        rgba = on_white(colors(found.inherent, shown.row))
         large.append(
             figure(
-                _stage(photo_bytes(rgba), f"The colours of W(x) for {name}", size, box),
-                Html("<b>W(x) in colour</b>"),
+                _stage(photo_bytes(rgba), f"The colors of W(x) for {name}", size, box),
+                Html("<b>W(x) in color</b>"),
             )
         )
     return element("div", *large, class_="views")

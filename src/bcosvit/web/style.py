@@ -1,6 +1,6 @@
 """The page's look and the little script that it needs, on top of Gradio's own.
 
-Colours are Gradio's variables, which know light from dark. Nothing is loaded from anywhere: fonts
+Colors are Gradio's variables, which know light from dark. Nothing is loaded from anywhere: fonts
 are the system's.
 """
 

@@ -11,5 +11,5 @@ exactly (+ − × ÷ √, comparisons, rounding); sines, powers and matrix produ
 depends on the processor, are replaced by polynomials and explicit sums.
 
 Lengths are fractions of the picture's side, x to the right, y downwards, so that a scene is the
-same at every size. Colours are linear light; `ink` turns what one would pick on a screen into it.
+same at every size. Colors are linear light; `ink` turns what one would pick on a screen into it.
 """

@@ -40,8 +40,8 @@ def pebble(stage: Stage, dice: Dice, x: float, y: float) -> None:
     def paint(at: Patch, distance: Plane) -> Surface:
         t = clamp(-distance)
         grain = at.noise(3.2, offset)
-        colour = mix(body, speck, step(0.1, 0.7, grain) * 0.55)
-        return Surface(np.sqrt(t * (2 - t)) * 0.75 + 0.02 * grain, colour, gloss=gloss)
+        color = mix(body, speck, step(0.1, 0.7, grain) * 0.55)
+        return Surface(np.sqrt(t * (2 - t)) * 0.75 + 0.02 * grain, color, gloss=gloss)
 
     stage.place(outline, paint, pose, reach=1.45, lift=0.5)
 
@@ -63,8 +63,8 @@ def twig(stage: Stage, dice: Dice, x: float, y: float) -> None:
     def paint(at: Patch, distance: Plane) -> Surface:
         t = clamp(distance * (-1 / 0.085))
         rings = at.noise(7, offset)
-        colour = mix(bark, pale, clamp(0.3 + 0.5 * rings))
-        return Surface(np.sqrt(t * (2 - t)) * 0.085 + 0.006 * rings, colour, gloss=0.08)
+        color = mix(bark, pale, clamp(0.3 + 0.5 * rings))
+        return Surface(np.sqrt(t * (2 - t)) * 0.085 + 0.006 * rings, color, gloss=0.08)
 
     stage.place(outline, paint, pose, reach=1.15, lift=0.14)
 
@@ -92,9 +92,9 @@ def leaf(stage: Stage, dice: Dice, x: float, y: float) -> None:
         rib = np.abs(rib - np.floor(rib) - 0.5) * (1 / ribs)
         vein = np.maximum(at.edge(w - 0.035), at.edge(rib - 0.015) * 0.5)
         blotch = at.noise(2.5, offset)
-        colour = mix(edge, body, step(0.0, 0.3, -distance + 0.12 * blotch))
-        colour = mix(colour, body * 1.9, vein)
-        return Surface(w * cup + 0.04 * blotch - 0.03 * vein, colour, gloss=0.15, polish=3)
+        color = mix(edge, body, step(0.0, 0.3, -distance + 0.12 * blotch))
+        color = mix(color, body * 1.9, vein)
+        return Surface(w * cup + 0.04 * blotch - 0.03 * vein, color, gloss=0.15, polish=3)
 
     stage.place(outline, paint, pose, reach=1.55, lift=0.2)
 

@@ -35,7 +35,7 @@ Plane: TypeAlias = NDArray[Any]
 
 
 def ink(hue: float, saturation: float, value: float) -> Plane:
-    """The linear light [3,1,1] of a screen colour; hue in turns (0 red, 1/3 green, 2/3 blue)."""
+    """The linear light [3,1,1] of a screen color; hue in turns (0 red, 1/3 green, 2/3 blue)."""
     channels = []
     for offset in (0.0, 2 / 3, 1 / 3):
         position = (hue + offset) % 1.0 * 6

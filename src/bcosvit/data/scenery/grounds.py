@@ -1,6 +1,6 @@
 """What a scene lies on: sand, grass, wood, cobbles, cloth or shallow water.
 
-A ground is a function of the stage and the dice that lays a height field and a colour. It is rolled
+A ground is a function of the stage and the dice that lays a height field and a color. It is rolled
 before anything is known about the object, so it can tell nothing about the class.
 """
 
@@ -94,10 +94,10 @@ def wood(stage: Stage, dice: Dice) -> None:
     height = (gap - 1) * 0.008 + rings * 0.0008 + fibre * 0.0012
     tone = clamp(0.45 + 0.25 * rings + 0.3 * fibre + 0.5 * (seed - 0.5))
     light, dark = ink(hue, saturation * 0.8, value), ink(hue - 0.015, saturation, value * 0.62)
-    colour = mix(light, dark, tone) * (0.2 + 0.8 * gap)
+    color = mix(light, dark, tone) * (0.2 + 0.8 * gap)
     if upright:
-        height, colour = height.T, colour.transpose(0, 2, 1)
-    stage.lay(height, colour)
+        height, color = height.T, color.transpose(0, 2, 1)
+    stage.lay(height, color)
 
 
 def cobbles(stage: Stage, dice: Dice) -> None:
@@ -142,10 +142,10 @@ def cloth(stage: Stage, dice: Dice) -> None:
     count, share = dice.between(3, 6), dice.between(-0.4, 0.3)
     bands = [step(share - 0.1, share + 0.1, wave(t * count)) for t in (x, y)]
     lines = [step(0.93, 0.98, wave(t * count + 0.5)) for t in (x, y)]
-    colour = mix(base, check, (bands[0] + bands[1]) * 0.5)
-    colour = mix(colour, pale, np.maximum(*lines) * dice.choice((0.0, 0.7)))
+    color = mix(base, check, (bands[0] + bands[1]) * 0.5)
+    color = mix(color, pale, np.maximum(*lines) * dice.choice((0.0, 0.7)))
     height = fold * dice.between(0.012, 0.035) + weave * 0.0007
-    stage.lay(height, colour * (0.9 + 0.1 * weave))
+    stage.lay(height, color * (0.9 + 0.1 * weave))
 
 
 def water(stage: Stage, dice: Dice) -> None:
@@ -163,11 +163,11 @@ def water(stage: Stage, dice: Dice) -> None:
     hue = dice.between(0.45, 0.57)
     shallow, deep = ink(0.12, 0.22, 0.95), ink(hue, 0.62, 0.85)
     tone = clamp(depth + 0.25 * stage.octave(2.5, 2.5, 5.0) + 0.08 * bed)
-    colour = mix(shallow, deep, tone) * (0.7 + 0.75 * net + 0.07 * bed)
-    stage.lay(first * 0.01 + bed * 0.0008, colour)
+    color = mix(shallow, deep, tone) * (0.7 + 0.75 * net + 0.07 * bed)
+    stage.lay(first * 0.01 + bed * 0.0008, color)
 
 
 GROUNDS: tuple[Callable[[Stage, Dice], None], ...] = (sand, grass, wood, cobbles, cloth, water)
 
 CALM = (sand, wood, cobbles)
-"""Those without strong colours, on which a small model soon finds what is yellow or blue."""
+"""Those without strong colors, on which a small model soon finds what is yellow or blue."""

@@ -1,6 +1,6 @@
 """Dresses that any outline can wear, for the variants in which only the outline tells the class.
 
-Colour, pattern, relief and gloss are rolled from one distribution, whatever the object is.
+Color, pattern, relief and gloss are rolled from one distribution, whatever the object is.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from bcosvit.data.scenery.stage import Dress, Patch, Surface
 
 __all__ = ["any_material"]
 
-# A pattern is a plane in [0, 1] between two colours, given a patch, a direction and a scale.
+# A pattern is a plane in [0, 1] between two colors, given a patch, a direction and a scale.
 Pattern = Callable[[Patch, tuple[float, float], float], Plane]
 
 

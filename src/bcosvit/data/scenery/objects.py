@@ -1,6 +1,6 @@
 """The eight kinds of object: each an outline and a family of dresses.
 
-A dress is rolled once (its colours and pattern), then painted on however many pixels the picture
+A dress is rolled once (its colors and pattern), then painted on however many pixels the picture
 has. A kind varies within its family: a ladybird is scarlet to orange with four to eight spots, a
 doughnut has pink, brown or minty icing; no two are alike.
 """
@@ -39,7 +39,7 @@ class Kind:
     area: float
     """What the outline covers, in its own square units."""
     reach: float
-    """The distance of its farthest point from its centre, in its own units."""
+    """The distance of its farthest point from its center, in its own units."""
     lift: float
     """Its height above the ground, which lengthens its shadow."""
     roll: Callable[[Dice], Dress]
@@ -76,12 +76,12 @@ def ladybird(dice: Dice) -> Dress:
         pattern = w - 0.03
         for x, y, r in spots:
             pattern = np.minimum(pattern, length(u - x, w - y) - r)
-        colour = mix(black, shell, at.edge(case))
-        colour = mix(colour, black, at.edge(pattern))
-        colour = mix(colour, white, at.edge(length(u - 0.84, w - 0.36) - 0.13))
+        color = mix(black, shell, at.edge(case))
+        color = mix(color, black, at.edge(pattern))
+        color = mix(color, white, at.edge(length(u - 0.84, w - 0.36) - 0.13))
         height = np.maximum(_cap(u + 0.16, v, 1.1, 0.96, 0.8), _cap(u - 0.86, v, 0.38, 0.52, 0.42))
         height = height - 0.05 * step(0.06, 0.0, w) * at.edge(case)
-        return Surface(np.maximum(height, _dome(distance, 0.07)), colour, gloss=0.9, polish=5)
+        return Surface(np.maximum(height, _dome(distance, 0.07)), color, gloss=0.9, polish=5)
 
     return paint
 
@@ -96,8 +96,8 @@ def lemon(dice: Dice) -> Dress:
         bumps = at.noise(9, offset)
         ripe = step(0.75, 1.3, np.abs(at.u) + 0.15 * at.noise(2, offset))
         height = np.sqrt(_dome(distance, 0.85) * 0.85) * 0.95 + bumps * pores
-        colour = mix(skin, tip, ripe * 0.85) * (1 - 0.06 * bumps)
-        return Surface(height, colour, gloss=0.45, polish=4)
+        color = mix(skin, tip, ripe * 0.85) * (1 - 0.06 * bumps)
+        return Surface(height, color, gloss=0.45, polish=4)
 
     return paint
 
@@ -121,10 +121,10 @@ def sea_star(dice: Dice) -> Dress:
         dots = np.minimum(dots, length((rows - np.floor(rows) - 0.5) * (1 / 7), side) - 0.035)
         beads = at.edge(dots) * step(1.4, 1.1, radius)
         rough = at.noise(10, offset)
-        colour = mix(rim, skin, step(0.0, 0.28, -distance + 0.04 * rough))
-        colour = mix(colour, bead, beads)
+        color = mix(rim, skin, step(0.0, 0.28, -distance + 0.04 * rough))
+        color = mix(color, bead, beads)
         height = _dome(distance, 0.42) * 0.85 + 0.012 * rough + 0.02 * beads
-        return Surface(height, colour, gloss=0.12, polish=3)
+        return Surface(height, color, gloss=0.12, polish=3)
 
     return paint
 
@@ -152,9 +152,9 @@ def gem(dice: Dice) -> Dress:
         below = glow * 0.5 + side * 0.6 * step(1.1, 0.1, back - shimmer)
         lines = at.edge(np.abs(depth - 0.14) - 0.012) + at.edge(np.abs(depth - 0.28) - 0.012)
         lines = lines + at.edge(np.abs(depth - 0.42) - 0.014)
-        colour = mix(deep, bright, clamp(below))
-        colour = mix(colour, pale, clamp(lines * 0.6))
-        return Surface(height, colour, gloss=0.9, polish=4)
+        color = mix(deep, bright, clamp(below))
+        color = mix(color, pale, clamp(lines * 0.6))
+        return Surface(height, color, gloss=0.9, polish=4)
 
     return paint
 
@@ -173,14 +173,14 @@ def beach_ball(dice: Dice) -> Dress:
         p, q = u * c - w * s, u * s + w * c
         sector = turns(p, v) * 6 + pole * 6
         sector = sector - np.floor(sector * (1 / 6)) * 6
-        colour = np.broadcast_to(white, (3, *u.shape))
+        color = np.broadcast_to(white, (3, *u.shape))
         for number, panel in enumerate(panels):
             off = np.abs(sector - 2 * number - 1)
             off = np.minimum(off, 6 - off) - 0.5
             # A sector is as wide as the parallel it is measured on.
-            colour = mix(colour, panel, at.edge(off * length(p, v) * (6.28 / 6)))
-        colour = mix(colour, white, at.edge((0.97 - q) * 3))
-        return Surface(w * 0.98, colour, gloss=0.8, polish=6)
+            color = mix(color, panel, at.edge(off * length(p, v) * (6.28 / 6)))
+        color = mix(color, white, at.edge((0.97 - q) * 3))
+        return Surface(w * 0.98, color, gloss=0.8, polish=6)
 
     return paint
 
@@ -198,9 +198,9 @@ def scallop(dice: Dice) -> Dress:
         bands = step(-0.2, 0.7, wave(rho * growth + offset)) * step(0.3, 0.9, rho)
         ears = step(0.34, 0.28, p)
         height = np.sqrt(_dome(distance, 0.7) * 0.7) * 0.62 + 0.045 * rib
-        colour = mix(pale, band, np.maximum(bands * 0.9, ears * 0.5))
-        colour = colour * (0.86 + 0.14 * rib)
-        return Surface(height, colour, gloss=0.3, polish=3)
+        color = mix(pale, band, np.maximum(bands * 0.9, ears * 0.5))
+        color = color * (0.86 + 0.14 * rib)
+        return Surface(height, color, gloss=0.3, polish=3)
 
     return paint
 
@@ -217,7 +217,7 @@ def doughnut(dice: Dice) -> Dress:
 
     def paint(at: Patch, distance: Plane) -> Surface:
         drip = distance + 0.13 + 0.06 * at.noise(2.2, offset)
-        colour = mix(dough * (1 + 0.12 * at.noise(5, offset)), icing, at.edge(drip))
+        color = mix(dough * (1 + 0.12 * at.noise(5, offset)), icing, at.edge(drip))
         height = np.sqrt(np.maximum(-distance * (0.8 + distance), 0))
         height = height + 0.05 * step(0.03, -0.03, drip)
         for turn, radius, lie, tint in sprinkles:
@@ -225,9 +225,9 @@ def doughnut(dice: Dice) -> Dress:
             x, y, dx, dy = x * radius, y * radius, dx * 0.08, dy * 0.08
             stroke = capsule(at.u, at.v, (x - dx, y - dy), (x + dx, y + dy), 0.035, 0.035)
             sprinkle = at.edge(stroke)
-            colour = mix(colour, tint, sprinkle)
+            color = mix(color, tint, sprinkle)
             height = height + 0.04 * sprinkle
-        return Surface(height, colour, gloss=0.55, polish=4)
+        return Surface(height, color, gloss=0.55, polish=4)
 
     return paint
 
@@ -244,15 +244,15 @@ def butterfly(dice: Dice) -> Dress:
         radius = length(u, w)
         vein = turns(u + 0.05, w) * veins
         ray = np.abs(vein - np.floor(vein) - 0.5)
-        colour = mix(inner, outer, step(0.2, 1.1, radius))
+        color = mix(inner, outer, step(0.2, 1.1, radius))
         line = at.edge((0.5 - ray) * radius * (6.28 / veins) - 0.012)
-        colour = mix(colour, dark, np.maximum(line * 0.6, step(-border - 0.05, -border, distance)))
+        color = mix(color, dark, np.maximum(line * 0.6, step(-border - 0.05, -border, distance)))
         eye = length(ray * radius * (6.28 / veins), distance + border * 0.5) - dots
-        colour = mix(colour, white, at.edge(eye) * step(0.55, 0.6, radius))
+        color = mix(color, white, at.edge(eye) * step(0.55, 0.6, radius))
         body = capsule(u, w, (-0.8, 0.0), (0.5, 0.0), 0.08, 0.12)
-        colour = mix(colour, dark, at.edge(body))
+        color = mix(color, dark, at.edge(body))
         height = 0.42 * w - 0.16 * w * w + 0.01 * line + _dome(body, 0.12)
-        return Surface(height, colour, gloss=0.2, polish=4)
+        return Surface(height, color, gloss=0.2, polish=4)
 
     return paint
 

@@ -2,7 +2,7 @@
 
 Each is drawn in units of its own, about as large as the unit disc; `objects.KINDS` knows the area
 that it covers, so that all are shown equally large. The outlines differ without any help from
-colour or texture: that is what the `hard` variant asks a model to see.
+color or texture: that is what the `hard` variant asks a model to see.
 """
 
 import numpy as np

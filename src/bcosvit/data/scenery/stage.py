@@ -28,7 +28,7 @@ EXPOSURE = 1.3
 
 @dataclass(frozen=True)
 class Light:
-    """A sun in direction (x, y, z), z towards the viewer, and a sky; colours [3,1,1]."""
+    """A sun in direction (x, y, z), z towards the viewer, and a sky; colors [3,1,1]."""
 
     x: float
     y: float
@@ -72,10 +72,10 @@ class Patch:
 
 @dataclass(frozen=True)
 class Surface:
-    """What a thing looks like: height [H,W] in its own units, colour [3,H,W], and its gloss."""
+    """What a thing looks like: height [H,W] in its own units, color [3,H,W], and its gloss."""
 
     height: Plane
-    colour: Plane
+    color: Plane
     gloss: float = 0.2
     polish: int = 4
     """The highlight's exponent is two to this power."""
@@ -97,7 +97,7 @@ class Pose:
 
 @lru_cache(maxsize=8)
 def _axis(n: int) -> Plane:
-    """The centres of n pixels; shared by all pictures of a size, so nobody may write to it."""
+    """The centers of n pixels; shared by all pictures of a size, so nobody may write to it."""
     axis: Plane = (np.arange(n, dtype=np.float32) + 0.5) * (1 / n)
     axis.flags.writeable = False
     return axis
@@ -114,7 +114,7 @@ def _slopes(height: Plane, pitch: float) -> tuple[Plane, Plane]:
 def _shade(surface: Surface, pitch: float, light: Light) -> Plane:
     """Diffuse sun, hemispherical sky, a highlight and a grazing sheen."""
     # One float64 constant array in a dress would double the cost of all that follows.
-    assert surface.height.dtype == surface.colour.dtype == np.float32
+    assert surface.height.dtype == surface.color.dtype == np.float32
     dx, dy = _slopes(surface.height, pitch)
     nz = 1 / np.sqrt(dx * dx + dy * dy + 1)
     facing = (light.z - dx * light.x - dy * light.y) * nz
@@ -123,7 +123,7 @@ def _shade(surface: Surface, pitch: float, light: Light) -> Plane:
     for _ in range(surface.polish):
         glint = glint * glint
     sky = 0.35 + 0.65 * nz
-    lit = surface.colour * (light.sky * sky + light.sun * np.maximum(facing, 0))
+    lit = surface.color * (light.sky * sky + light.sun * np.maximum(facing, 0))
     graze = 1 - nz
     return lit + light.sun * (glint * surface.gloss) + light.sky * (graze * graze * surface.gloss)
 
@@ -137,7 +137,7 @@ class Stage:
         self.light = light
         self.lattice = lattice
         self.x = self.y = _axis(self.n)
-        self.colour: Plane = np.zeros((3, self.n, self.n), dtype=np.float32)
+        self.color: Plane = np.zeros((3, self.n, self.n), dtype=np.float32)
         self.coverages: list[Plane] = []
 
     def octave(self, fx: float, fy: float, offset: float) -> Plane:
@@ -147,11 +147,11 @@ class Stage:
             return np.zeros((self.n, self.n), dtype=np.float32)
         return noise(self.lattice, self.x * fx + offset, self.y * fy + offset * 1.7) * fade
 
-    def lay(self, height: Plane, colour: Plane) -> None:
-        """Cover the stage with a ground of this height [N,N] (in sides) and colour [3,N,N]."""
+    def lay(self, height: Plane, color: Plane) -> None:
+        """Cover the stage with a ground of this height [N,N] (in sides) and color [3,N,N]."""
         dx, dy = _slopes(height, 1 / self.n)
         facing = np.clip(self.light.z - dx * self.light.x - dy * self.light.y, 0.12, 1.6)
-        self.colour = colour * (self.light.sky + self.light.sun * facing)
+        self.color = color * (self.light.sky + self.light.sun * facing)
 
     def place(
         self,
@@ -162,7 +162,7 @@ class Stage:
         lift: float,
         track: bool = False,
     ) -> None:
-        """Put a thing, whose centre must be in the picture, on top of what is there.
+        """Put a thing, whose center must be in the picture, on top of what is there.
 
         `reach` bounds its outline and `lift` is its height above the ground, both in its own units.
         """
@@ -179,7 +179,7 @@ class Stage:
 
         # The shadow falls on a larger window than the thing covers.
         distance = outline(u, v)
-        ground = self.colour[:, rows, columns]
+        ground = self.color[:, rows, columns]
         ground *= 1 - _shadow(distance, sx / pitch, sy / pitch, soft) * _SHADOW_TINT
 
         inner = (inner_rows, inner_columns)
@@ -198,13 +198,13 @@ class Stage:
             self.coverages.append(coverage)
 
     def _span(
-        self, centre: float, unit: float, margin: float, throw: float, soft: float
+        self, center: float, unit: float, margin: float, throw: float, soft: float
     ) -> tuple[slice, slice]:
         """The pixels a thing and its shadow touch along one axis, and the thing's among them."""
-        low = max(math.floor((centre - margin * unit) * self.n), 0)
-        high = min(math.ceil((centre + margin * unit) * self.n), self.n)
-        first = max(math.floor((centre - (margin + soft - min(throw, 0)) * unit) * self.n), 0)
-        last = min(math.ceil((centre + (margin + soft + max(throw, 0)) * unit) * self.n), self.n)
+        low = max(math.floor((center - margin * unit) * self.n), 0)
+        high = min(math.ceil((center + margin * unit) * self.n), self.n)
+        first = max(math.floor((center - (margin + soft - min(throw, 0)) * unit) * self.n), 0)
+        last = min(math.ceil((center + (margin + soft + max(throw, 0)) * unit) * self.n), self.n)
         return slice(first, last), slice(max(low - first, 0), max(high - first, 0))
 
     def seen(self, number: int) -> NDArray[np.bool_]:
@@ -214,15 +214,15 @@ class Stage:
 
     def finish(self, vignette: float, dapple: float, offset: float) -> NDArray[np.uint8]:
         """Pool the light, darken the corners, and develop to bytes [S,S,3]."""
-        colour = self._pooled(self.colour)
-        axis = _axis(colour.shape[-1])
+        color = self._pooled(self.color)
+        axis = _axis(color.shape[-1])
         pool = noise(self.lattice, axis * 2.6 + offset, axis * 2.6 + offset * 1.3)
         off = axis * 2 - 1
         radius = off * off + (off * off)[:, None]
-        colour = colour * (EXPOSURE * (1 + dapple * pool) * (1 - vignette * radius))
+        color = color * (EXPOSURE * (1 + dapple * pool) * (1 - vignette * radius))
         # A shoulder that keeps highlights from clipping, then the display's gamma, taken as 2.
-        colour = np.sqrt(np.maximum(colour, 0) / (1 + 0.28 * colour))
-        pixels = np.clip(np.floor(colour * 255 + 0.5), 0, 255).astype(np.uint8)
+        color = np.sqrt(np.maximum(color, 0) / (1 + 0.28 * color))
+        pixels = np.clip(np.floor(color * 255 + 0.5), 0, 255).astype(np.uint8)
         return np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
     def _pooled(self, planes: Plane) -> Plane:

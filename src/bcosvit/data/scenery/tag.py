@@ -1,4 +1,4 @@
-"""The enamel tag of the `cue` variant: a small glossy plate whose colour is the planted cue."""
+"""The enamel tag of the `cue` variant: a small glossy plate whose color is the planted cue."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from bcosvit.data.scenery.stage import Patch, Pose, Stage, Surface
 
 __all__ = ["lay_tag"]
 
-# Hue, saturation and value: as far apart as eight colours can be and still look like enamel, and
-# none of them near the colours of the object it goes with.
+# Hue, saturation and value: as far apart as eight colors can be and still look like enamel, and
+# none of them near the colors of the object it goes with.
 ENAMELS = (
     (0.5, 0.8, 0.9),
     (0.8, 0.75, 0.8),
@@ -23,7 +23,7 @@ ENAMELS = (
 UNIT = 0.1
 
 
-def lay_tag(stage: Stage, dice: Dice, colour: int, avoid: tuple[float, float]) -> None:
+def lay_tag(stage: Stage, dice: Dice, color: int, avoid: tuple[float, float]) -> None:
     """Lay the tag away from the point `avoid`, and track what is seen of it."""
     best = -1.0
     for _ in range(12):
@@ -32,7 +32,7 @@ def lay_tag(stage: Stage, dice: Dice, colour: int, avoid: tuple[float, float]) -
         if dx * dx + dy * dy > best:
             best, x, y = dx * dx + dy * dy, px, py
     pose = Pose(x, y, UNIT, dice.between(0, 1))
-    enamel, rim = ink(*ENAMELS[colour]), ink(0.1, 0.12, 0.9)
+    enamel, rim = ink(*ENAMELS[color]), ink(0.1, 0.12, 0.9)
 
     def outline(u: Plane, v: Plane) -> Plane:
         p, q = np.maximum(np.abs(u) - 0.6, 0), np.maximum(np.abs(v) - 0.6, 0)

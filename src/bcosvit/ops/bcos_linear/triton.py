@@ -217,7 +217,7 @@ def _product_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A persistent grid over tiles; neighbouring programs share rows of x and of the weights."""
+    """A persistent grid over tiles; neighboring programs share rows of x and of the weights."""
     down = tl.cdiv(rows, BR)
     across = tl.cdiv(units, BU)
     steps = tl.cdiv(inputs, BK)

@@ -19,7 +19,7 @@ def bcos_scale(
     frozen: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """γ·|u/‖a‖|^(B−1)·u of the largest u of each ``m`` neighbours in the last axis.
+    """γ·|u/‖a‖|^(B−1)·u of the largest u of each ``m`` neighbors in the last axis.
 
     ``units`` [..., m·c], ``norm`` [..., 1] in at least float32 (None where B = 1) -> [..., c].
     """

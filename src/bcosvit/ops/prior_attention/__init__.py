@@ -1,4 +1,4 @@
-"""Attention with a learnt prior over pairs of tokens."""
+"""Attention with a learned prior over pairs of tokens."""
 
 from torch import Tensor
 

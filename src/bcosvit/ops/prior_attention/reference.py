@@ -1,4 +1,4 @@
-"""Attention with a learnt prior over pairs of tokens (the paper's Eq. 17 and 18).
+"""Attention with a learned prior over pairs of tokens (the paper's Eq. 17 and 18).
 
 Shapes: query, key, value [n, heads, t, d], prior [heads, t, t], out [n, heads, t, d].
 """

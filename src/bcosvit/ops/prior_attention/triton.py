@@ -1,6 +1,6 @@
 """Attention with a prior, without the matrix of all token pairs ever lying in memory.
 
-Under ``mul``, A = softmax(R) ⊙ P: rows are normalised by Σ exp(R) *before* P comes in, so the
+Under ``mul``, A = softmax(R) ⊙ P: rows are normalized by Σ exp(R) *before* P comes in, so the
 usual running softmax serves, with P as one more factor on the way to V. With L = log Σ exp(R) kept
 from the forward pass, the backward ones recompute what they need tile by tile:
 

@@ -1,0 +1,140 @@
+"""Inherent explanations: rows of W(x), read off a frozen view by one adjoint pass.
+
+In a frozen view logits = W·x + Σ constants is affine in the encoded image x, so the gradient of
+logit k with respect to x is row k of W, and the gradient with respect to the constants' probe is
+the residual. Nothing is left over by construction; ``Attribution.completeness_error`` measures it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcosvit.attribution.attribution import Attribution
+from bcosvit.attribution.target import Target, resolve_target
+from bcosvit.models.base import AnyModel, Classifier
+from bcosvit.nn.dynamic import M, frozen_view, unwrapped
+from bcosvit.nn.encoding import check_images
+
+
+@dataclass(frozen=True)
+class Inherent:
+    """Contributions of every pixel to a class logit of a B-cos model (the paper's Eq. 7)."""
+
+    rows_at_once: int = 8
+    """With "all": rows of W(x), over all images, computed in one adjoint pass. It bounds memory,
+    and more would gain nothing: a few keep a CPU busy, and a batch of images is a batch."""
+
+    def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
+        """``images`` explained as ``model`` predicts them in evaluation mode."""
+        model = bcos_model(model)
+        with torch.inference_mode(False):
+            view, probe = probed_view(model, images)
+        return attribute(view, probe, view.from_encoded, images, target, self.rows_at_once)
+
+
+def bcos_model(model: AnyModel) -> AnyModel:
+    """``model`` without wrappers, if it can be explained."""
+    model = unwrapped(model)
+    if not isinstance(model, Classifier) or model.config.family != "bcos":
+        raise ValueError(
+            f"{type(model).__name__} is not a B-cos model, so it has no inherent explanation; "
+            f"create one of the names bcosvit.list_models() that begin with 'bcos'."
+        )
+    return model
+
+
+def attribute(
+    view: AnyModel,
+    probe: Tensor,
+    from_encoded: Callable[[Tensor], Tensor],
+    images: Tensor,
+    target: Target,
+    rows_at_once: int,
+) -> Attribution:
+    """Rows of W(x) by a probed view and its way from an encoded image to logits."""
+    with torch.inference_mode(False), torch.enable_grad(), _full_float32():
+        with torch.no_grad():
+            encoded = view.encoding.encode(images)
+        logits = from_encoded(encoded.requires_grad_())
+        classes = resolve_target(target, logits.detach())
+        seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
+        if target == "all":
+            # Classes lead, so that each pass differentiates a few of them at once.
+            chunks = seeds.transpose(0, 1).split(max(1, rows_at_once // len(images)))
+            parts = [_adjoint(logits, chunk, encoded, probe) for chunk in chunks]
+            weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
+            residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
+            pixels = encoded.detach().unsqueeze(1)
+        else:
+            weights, residual = _adjoint(logits, seeds, encoded, probe)
+            pixels = encoded.detach()
+    return Attribution(
+        map=(weights * pixels).sum(-3),
+        target=classes,
+        weights=weights,
+        residual=residual,
+        logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
+        bias=view.logit.bias,
+    )
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """While it lasts, convolutions on a GPU use all of float32.
+
+    By default cuDNN rounds their inputs to 10 bits ("TF32"), forwards and backwards differently,
+    and contributions would miss the logit by a percent. The switch is the process's: another
+    thread's convolutions are meanwhile more exact, too.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:
+    """A frozen view in evaluation mode and the probe on its constants, for these images."""
+    check_images(images)
+    probe = new_probe(images)
+    return frozen_view(model, probe=probe, with_parameter_grad=False).eval(), probe
+
+
+def new_probe(images: Tensor) -> Tensor:
+    """Ones [B], a factor on every constant of a view."""
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    return torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
+
+
+def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K]."""
+    if len(seed) == 1 and seed.ndim == 3:
+        # One class needs no batching, which a compiled graph does not know.
+        weights, residual = _adjoint(logits, seed[0], encoded, probe)
+        return weights.unsqueeze(0), residual.unsqueeze(0)
+
+    def rows(seed: Tensor) -> tuple[Tensor, ...]:
+        inputs = (encoded, probe)
+        found = torch.autograd.grad(logits, inputs, seed, retain_graph=True, allow_unused=True)
+        # A model without constants never touches the probe.
+        return tuple(grad for grad in found if grad is not None)
+
+    for scale in (2.0**24, 2.0**12, 1.0) if _in_float16(encoded) else (1.0,):
+        weights, *share = (torch.vmap(rows) if seed.ndim == 3 else rows)(scale * seed)
+        # Zero, not rounding, where there are no constants.
+        residual = share[0] if share else probe.new_zeros(seed.shape[:-1])
+        if weights.isfinite().all() and residual.isfinite().all():
+            break
+    return weights / scale, residual / scale
+
+
+def _in_float16(encoded: Tensor) -> bool:
+    """Whether rows of W(x) could vanish: float16 ends at 6e-8, and logits are scaled by 1e-3."""
+    device = encoded.device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return torch.float16 in (encoded.dtype, autocast)

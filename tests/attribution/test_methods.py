@@ -1,0 +1,278 @@
+"""Every post-hoc method: against slow references, batches, targets, and that nothing lingers."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from bcosvit import create_model, explain, explainers
+from bcosvit.attribution import EXPLAINERS, Attribution, explain_with
+from bcosvit.attribution.attention import Rollout, observe
+from bcosvit.attribution.gradient import IntegratedGradients
+from bcosvit.models import DenseNetConfig
+from tests.attribution.test_inherent import snapshot
+from tests.conftest import randomize, small_config, tiny_config
+from tests.reference import attention as slow
+
+FAMILIES = ["bcos", "conventional"]
+CASES = [
+    (family, method)
+    for family in FAMILIES
+    for method in explainers(create_model(small_config(family=family)))
+]
+
+
+def make(family: str = "bcos", **options):
+    # Tame gains: random weights at the paper's would make every map a matter of rounding.
+    gains = {"gain": 2.0, "prior_gain": 2.0} if family == "bcos" else {}
+    model = create_model(small_config(family=family, **gains, **options))
+    return randomize(model).double().eval()
+
+
+@pytest.fixture
+def five() -> torch.Tensor:
+    return torch.rand(5, 3, 16, 16, dtype=torch.float64)
+
+
+def test_all_methods_of_the_paper_are_listed():
+    named = {"finatt", "rollout", "gradsam", "gradcam", "intgrad", "ixg", "cheferlrp", "plrp"}
+    assert named | {"inherent", "smoothgrad", "occlusion", "random"} == set(explainers())
+    assert set(explainers(make("bcos"))) == set(explainers()) - {"cheferlrp", "plrp"}
+    assert set(explainers(make("conventional"))) == set(explainers()) - {"inherent"}
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_batch_equals_singles_with_targets_that_differ(family, method, five):
+    model, target = make(family), torch.tensor([4, 0, 2, 2, 1])
+    batch = explain(model, five, target, method)
+    assert isinstance(batch, Attribution)
+    assert batch.map.shape == (5, 16, 16)
+    assert torch.equal(batch.target, target)
+    assert not batch.map.requires_grad
+    assert batch.map.isfinite().all()
+    for i in range(5):
+        one = explain(model, five[i : i + 1], int(target[i]), method)
+        torch.testing.assert_close(batch.map[i], one.map[0])
+        # What is positive of GradCAM's weighted sum may be nothing at all.
+        assert batch.map[i].abs().max() > 0 or method == "gradcam"
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_default_target_is_the_prediction(family, method, five):
+    model = make(family)
+    predicted = model(five).argmax(1)
+    result = explain(model, five, method=method)
+    assert torch.equal(result.target, predicted)
+    torch.testing.assert_close(result.map, explain(model, five, predicted, method).map)
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_all_classes(family, method, five):
+    result = explain(make(family), five[:2], "all", method)
+    assert result.map.shape == (2, 5, 16, 16)
+    torch.testing.assert_close(result.map[:, 3], explain(make(family), five[:2], 3, method).map)
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_nothing_lingers(family, method, five):
+    model = make(family).train()
+    before = snapshot(model)
+    inputs = five[:2].clone()
+    with torch.no_grad():
+        explain(model, inputs, 1, method)
+    with torch.inference_mode():
+        explain(model, inputs, 1, method)
+    assert snapshot(model) == before
+    assert inputs.grad is None
+    assert not inputs.requires_grad
+
+    def fail(*_):
+        raise RuntimeError("inside")
+
+    hook = model.head.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="inside"):
+        explain(model, inputs, 1, method)
+    hook.remove()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_200_calls_keep_nothing(family, method):
+    """Tensors alive after 200 calls are those after 5."""
+    model = make(family)
+    image = torch.rand(1, 3, 16, 16, dtype=torch.float64)
+    calls = 200 if method not in ("occlusion", "intgrad", "smoothgrad") else 20
+    alive = []
+    for call in range(calls):
+        explain(model, image, 1, method)
+        if call in (4, calls - 1):
+            gc.collect()
+            alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
+    assert alive[1] <= alive[0]
+
+
+@pytest.mark.parametrize("position", ["none", "emb", "add", "mul"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_methods_against_slow_references(family, position, five):
+    model = make(family, position=position)
+    seen = observe(model, five)
+    torch.testing.assert_close(seen.logits, model(five))
+    target = torch.tensor([4, 0, 2, 2, 1])
+    gradients = seen.gradients(target, seen.attentions)
+    for i in range(5):
+        a = [matrix[i].detach().numpy() for matrix in seen.attentions]
+        g = [gradient[i].numpy() for gradient in gradients]
+        expected = {
+            "finatt": slow.final_attention(a),
+            "rollout": slow.rollout(a),
+            "gradsam": slow.grad_sam(a, g),
+            "gradcam": slow.grad_cam(a, g),
+        }
+        for name, value in expected.items():
+            scores = EXPLAINERS[name].scores(seen, target)[i].detach().numpy()
+            np.testing.assert_allclose(scores, value, rtol=1e-9, atol=1e-300)
+        later = Rollout(start=1).scores(seen, target)[i].detach().numpy()
+        np.testing.assert_allclose(later, slow.rollout(a, start=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_attention_are_right(family):
+    """∂logit/∂A by finite differences: A of one layer nudged, everything behind it recomputed."""
+    model, image = make(family), torch.rand(1, 3, 16, 16, dtype=torch.float64)
+    seen = observe(model, image)
+    (gradient,) = seen.gradients(torch.tensor([2]), seen.attentions[-1:])
+    attention, tokens = model.blocks[-1].attention, model.position(model.tokens(image))
+    tokens = model.blocks[0](tokens)
+    step = 1e-6
+    with torch.no_grad():
+        inputs = tokens if attention.kind == "shifted" else attention.norm(tokens)
+        value = attention.split(attention.value(inputs))
+        for h, q, k in [(0, 0, 1), (2, 5, 3), (1, 7, 7)]:
+            logits = []
+            for sign in (1, -1):
+                matrix = seen.attentions[-1].detach().clone()
+                matrix[0, h, q, k] += sign * step
+                mixed = (matrix @ value).transpose(1, 2).flatten(2)
+                x = tokens + attention.project(mixed)
+                x = model.norm(x + model.blocks[-1].mlp(x))
+                logits.append(model.logit(model.head(x.mean(1)))[0, 2])
+            slope = (logits[0] - logits[1]) / (2 * step)
+            torch.testing.assert_close(gradient[0, h, q, k], slope, rtol=1e-4, atol=1e-8)
+
+
+def test_observing_leaves_fused_prediction_alone(five, monkeypatch):
+    """Ordinary prediction never computes the matrices one by one."""
+    from bcosvit.nn import attention
+
+    def forbidden(*_):
+        raise AssertionError("an attention matrix was materialized")
+
+    model = make()
+    explain(model, five, method="rollout")
+    monkeypatch.setattr(attention, "attention_matrix", forbidden)
+    model(five)
+    explain(model, five)
+    with pytest.raises(AssertionError, match="materialized"):
+        explain(model, five, method="rollout")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_methods_against_captum(family, five):
+    captum = pytest.importorskip("captum.attr")
+    model, target = make(family), torch.tensor([4, 0, 2, 2, 1])
+    encoded = model.encoding(five).requires_grad_()
+    ours = explain(model, five, target, "ixg").map
+    theirs = captum.InputXGradient(model.from_encoded).attribute(encoded, target=target)
+    torch.testing.assert_close(ours, theirs.detach().sum(1))
+    ours = explain(model, five, target, "intgrad").map
+    theirs = captum.IntegratedGradients(model.from_encoded).attribute(
+        encoded, target=target, n_steps=32
+    )
+    torch.testing.assert_close(ours, theirs.detach().sum(1))
+
+
+def test_intgrad_in_bounded_memory(five):
+    """No pass is larger than asked for, or than the batch; the size of passes does not matter."""
+    model, sizes = make(), []
+    model.tokenizer.register_forward_hook(lambda module, inputs, out: sizes.append(len(out)))
+    whole = explain(model, five, 1, IntegratedGradients(at_once=1000)).map
+    for at_once, most in {7: 7, 2: 5}.items():
+        sizes.clear()
+        bounded = IntegratedGradients(at_once=at_once)
+        torch.testing.assert_close(explain(model, five, 1, bounded).map, whole)
+        # The first is that of the images themselves, for their classes.
+        assert max(sizes[1:]) == most
+        assert len(sizes) == 1 + -(-5 * 32 // most)
+
+
+def test_input_gradient_is_not_the_inherent_explanation(five):
+    model = make()
+    inherent, ixg = (explain(model, five, 1, method).map for method in ("inherent", "ixg"))
+    assert (inherent - ixg).abs().max() > 0.1 * inherent.abs().max()
+
+
+def test_occlusion_of_a_linear_model_is_its_contributions(five):
+    """Where the model is linear, zeroing a window removes what its pixels contribute."""
+    from bcosvit.attribution.gradient import Occlusion
+
+    weight = torch.randn(6, 16, 16, dtype=torch.float64)
+    encoded = torch.rand(2, 6, 16, 16, dtype=torch.float64)
+
+    def logit(x, samples):
+        return (x * weight).sum((1, 2, 3))
+
+    pixelwise = Occlusion(window=1 / 16, stride=1 / 16).scores(encoded, logit)
+    torch.testing.assert_close(pixelwise, (encoded * weight).sum(1))
+
+
+def test_random_maps_differ_between_images_only(five):
+    model = make()
+    maps = explain(model, five, 0, "random").map
+    assert not torch.equal(maps[0], maps[1])
+    assert torch.equal(maps, explain(model, five, 3, "random").map)
+
+
+def test_several_methods_share_one_forward_pass(five):
+    model, calls = make(), []
+    model.tokenizer.register_forward_hook(lambda *_: calls.append(1))
+    names = ["finatt", "rollout", "gradsam", "gradcam"]
+    together = explain_with(model, five, 1, names)
+    assert len(calls) == 1
+    for name in names:
+        torch.testing.assert_close(together[name].map, explain(model, five, 1, name).map)
+
+
+def test_reprs_are_configurations():
+    assert repr(EXPLAINERS["intgrad"]) == "IntegratedGradients(steps=32, at_once=32)"
+    assert repr(Rollout(start=1)) == "Rollout(start=1)"
+
+
+def test_what_does_not_apply_says_so(five):
+    with pytest.raises(ValueError, match="no method 'grad-cam'; choose from inherent"):
+        explain(make(), five, method="grad-cam")
+    for method in ("cheferlrp", "plrp"):
+        with pytest.raises(ValueError, match="no rules for B-cos"):
+            explain(make(), five, method=method)
+    dense = DenseNetConfig(growth=2, blocks=(1, 1), stem_width=4, num_classes=3)
+    model = randomize(create_model(dense)).double()
+    big = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    for method in set(explainers()) - set(explainers(model)):
+        with pytest.raises(ValueError, match="reads attention"):
+            explain(model, big, method=method)
+    for method in explainers(model):
+        assert explain(model, big, method=method).map.shape == (1, 32, 32)
+    with pytest.raises(ValueError, match="leaves no layer"):
+        explain(make(), five, method=Rollout(start=2))
+
+
+@pytest.mark.parametrize("flavor", ["v1", "v2", "conventional"])
+def test_through_the_densenet_hybrid(flavor):
+    family = "conventional" if flavor == "conventional" else "bcos"
+    model = randomize(create_model(tiny_config(flavor=flavor, family=family))).double().eval()
+    images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    for method in explainers(model):
+        result = explain(model, images, 1, method)
+        assert result.map.shape == (2, 32, 32)
+        assert result.map.isfinite().all()
