@@ -1,0 +1,86 @@
+"""What messages of all packages have in common: shortened lists, suggestions, missing extras."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+def and_more(items: Iterable[object], most: int = 5) -> str:
+    """Lists items in a sentence, and counts those that would make it too long.
+
+    Args:
+        items: What to list.
+        most: How many items are written out.
+
+    Returns:
+        The first ``most`` items, separated by commas, and the number of those left out.
+
+    Example:
+        >>> and_more(["cat", "dog", "fox"], most=2)
+        'cat, dog and 1 more'
+    """
+    names = [str(item) for item in items]
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """Writes the error message for a name that does not exist.
+
+    Args:
+        kind: What the name should have been a name of, in the singular.
+        name: The name that was given.
+        allowed: All names that exist.
+
+    Returns:
+        One sentence with the names that are spelled similarly, or else with all names.
+
+    Example:
+        >>> unknown("method", "roll-out", ["rollout", "gradcam"])
+        "There is no method 'roll-out'; did you mean 'rollout'?"
+        >>> unknown("method", "shap", ["rollout", "gradcam"])
+        "There is no method 'shap'; choose from rollout, gradcam."
+    """
+    allowed = list(allowed)
+    folded = {each.casefold().replace("-", "_"): each for each in allowed}
+    meant = name.casefold().replace("-", "_")
+    close = difflib.get_close_matches(meant, folded, n=3, cutoff=0.8)
+    near = [folded[each] for each in ([meant] if meant in close else close)]
+    if near:
+        return f"There is no {kind} {name!r}; did you mean {' or '.join(map(repr, near))}?"
+    return f"There is no {kind} {name!r}; choose from {', '.join(allowed)}."
+
+
+def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
+    """Imports a module that only an optional part of the installation has.
+
+    Args:
+        module: The module's full name. It may be a module of bcosvit that imports the optional
+            library itself.
+        extra: The extra of bcosvit that installs what is missing.
+        purpose: What needs the module, as the subject of the error message.
+
+    Returns:
+        The imported module.
+
+    Raises:
+        ValueError: The module, or one that it imports, is not installed.
+
+    Example:
+        >>> require("json", extra="web", purpose="The web page").dumps([1])
+        '[1]'
+        >>> require("no_such_library", extra="web", purpose="The web page")
+        Traceback (most recent call last):
+        ValueError: The web page needs no_such_library, which is not installed: pip install \
+'bcosvit[web]'.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] == "bcosvit":
+            raise
+        raise ValueError(
+            f"{purpose} needs {missing.name}, which is not installed: "
+            f"pip install 'bcosvit[{extra}]'."
+        ) from missing
