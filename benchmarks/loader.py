@@ -28,10 +28,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from bcosvit._torchvision import torchvision
-from bcosvit.data.folders import FolderStore
+from bcosvit.data.dataset import Split
+from bcosvit.data.folder import FolderReader
 from bcosvit.data.images import list_images
-from bcosvit.data.splits import Split
-from bcosvit.data.transforms import train_transform
+from bcosvit.data.transforms import TrainTransform
 
 BATCH = 64
 
@@ -93,7 +93,7 @@ def draw(rng: np.random.Generator) -> Image.Image:
 def ours(root: Path, size: int) -> Iterable[Any]:
     paths = [path.relative_to(root).as_posix() for path in list_images(root)]
     labels = [int(path[5]) for path in paths]
-    split = Split(FolderStore(root, paths, labels), transform=train_transform(size))
+    split = Split(FolderReader(root, paths, labels), transform=TrainTransform(size))
     return DataLoader(split, batch_size=min(BATCH, len(split)), shuffle=True, drop_last=True)
 
 

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 
 import bcosvit
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.models.pretrained import shipped
-from bcosvit.report.evaluation_data import open_pictures
 from bcosvit.report.subject import Subject
 from bcosvit.train import Machines, Recipe, train
 
@@ -139,7 +138,8 @@ def everything() -> Iterator[tuple[str, object]]:
         subject = Subject.load(run.weights, "cpu")
         state = subject.model.state_dict()
         yield "train/weights", torch.cat([state[key].flatten().double() for key in state])
-        pictures = open_pictures(open_source("scenes?size=32&train=120&val=60"), "all", subject)
+        source = open_source("scenes?size=32&train=120&val=60")
+        pictures = labeled_images(source, "all", subject.names, subject.transform)
         found = evaluate(
             subject.model,
             pictures,

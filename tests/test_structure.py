@@ -27,7 +27,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor"}
 # Small modules without an opinion, open to all.
-COMMON = {"_torchvision", "files", "settings"}
+COMMON = {"_torchvision", "files", "messages", "registry", "settings"}
 
 
 def imports(path: Path) -> set[str]:

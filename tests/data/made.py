@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 
 
 def color(number: int) -> tuple[int, int, int]:

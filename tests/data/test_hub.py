@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bcosvit.data.sources import SourceError, check, open_source
+from bcosvit.data.dataset import SourceError, check_source, open_source
 from tests.data.made import color, folder, png
 
 
@@ -53,7 +53,7 @@ def test_saved_dataset_without_splits_and_with_a_bad_picture(datasets, tmp_path:
     table(datasets, 20, bad=7).save_to_disk(tmp_path / "saved")
     source = open_source(f"hf:{tmp_path / 'saved'}", val_fraction=0.2)
     assert (len(source.train), len(source.val)) == (16, 4)
-    _, skipped = check(source)
+    _, skipped = check_source(source)
     assert [item.key for item in skipped] == ["train/7"]
     assert "train/7 is not a picture" in skipped[0].reason
 
@@ -91,7 +91,7 @@ def test_unlabeled_and_missing_datasets(datasets, tmp_path: Path) -> None:
             "kind", kinds, feature=rows.features["kind"]
         )
         change.save_to_disk(tmp_path / f"unlabeled {missing}")
-        with pytest.raises(SourceError, match="pictures without a label"):
+        with pytest.raises(SourceError, match="images without a label"):
             open_source(f"hf:{tmp_path}/unlabeled {missing}")
     with pytest.raises(SourceError, match="cannot be loaded"):
         open_source(f"hf:{tmp_path / 'nowhere'}")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.data.images import ImageError, list_images, read, to_tensor
+from bcosvit.data.images import ImageError, list_images, read_image, to_tensor
 
 ORIENTATION = 0x0112
 
@@ -70,7 +70,7 @@ def test_exif_rotation_is_applied_once(format_: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     data = encode(Image.fromarray(stored(picture(), orientation)), format_, exif=exif)
-    image = read(data)
+    image = read_image(data)
     assert close(image, picture())
     assert image.getexif().get(ORIENTATION, 1) == 1
 
@@ -81,17 +81,17 @@ def test_at_least_decodes_a_large_jpeg_smaller_but_no_smaller(orientation: int) 
     exif[ORIENTATION] = orientation
     pixels = stored(picture(1200, 1600), orientation)
     data = encode(Image.fromarray(pixels), "JPEG", exif=exif)
-    assert read(data).size == (1200, 1600)
-    assert read(data, at_least=301).size == (600, 800)
-    small = read(data, at_least=300)
+    assert read_image(data).size == (1200, 1600)
+    assert read_image(data, at_least=301).size == (600, 800)
+    small = read_image(data, at_least=300)
     assert small.size == (300, 400)
     assert close(small, picture(300, 400))
-    assert read(data, at_least=5000).size == (1200, 1600)
+    assert read_image(data, at_least=5000).size == (1200, 1600)
 
 
 def test_other_formats_ignore_at_least() -> None:
     data = encode(Image.fromarray(picture()), "PNG")
-    assert read(data, at_least=2).size == (64, 48)
+    assert read_image(data, at_least=2).size == (64, 48)
 
 
 def flat(image: Image.Image) -> tuple[int, ...]:
@@ -104,53 +104,61 @@ def flat(image: Image.Image) -> tuple[int, ...]:
 
 
 def test_gray_and_bilevel() -> None:
-    assert flat(read(encode(Image.new("L", (9, 7), 77), "PNG"))) == (77, 77, 77)
-    assert flat(read(encode(Image.new("1", (9, 7), 1), "PNG"))) == (255, 255, 255)
-    assert flat(read(encode(Image.new("L", (8, 8), 77), "JPEG"))) == (77, 77, 77)
+    assert flat(read_image(encode(Image.new("L", (9, 7), 77), "PNG"))) == (77, 77, 77)
+    assert flat(read_image(encode(Image.new("1", (9, 7), 1), "PNG"))) == (255, 255, 255)
+    assert flat(read_image(encode(Image.new("L", (8, 8), 77), "JPEG"))) == (77, 77, 77)
 
 
 def test_palette_with_and_without_transparency() -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 10, 200, 30])
-    assert flat(read(encode(image, "PNG"))) == (10, 200, 30)
-    assert flat(read(encode(image, "PNG", transparency=1))) == (255, 255, 255)
+    assert flat(read_image(encode(image, "PNG"))) == (10, 200, 30)
+    assert flat(read_image(encode(image, "PNG", transparency=1))) == (255, 255, 255)
     half = encode(image, "PNG", transparency=bytes([255, 128]))
-    assert np.abs(np.subtract(flat(read(half)), (132, 227, 142))).max() <= 1
-    assert flat(read(encode(image, "GIF", transparency=1))) == (255, 255, 255)
+    assert np.abs(np.subtract(flat(read_image(half)), (132, 227, 142))).max() <= 1
+    assert flat(read_image(encode(image, "GIF", transparency=1))) == (255, 255, 255)
 
 
 def test_alpha_is_laid_on_white() -> None:
     half = np.rint(0.5 * np.array([200, 100, 0]) + 0.5 * 255)
-    got = flat(read(encode(Image.new("RGBA", (4, 4), (200, 100, 0, 128)), "PNG")))
+    got = flat(read_image(encode(Image.new("RGBA", (4, 4), (200, 100, 0, 128)), "PNG")))
     assert np.abs(np.array(got) - half).max() <= 1
-    assert flat(read(encode(Image.new("RGBA", (4, 4), (9, 9, 9, 0)), "PNG"))) == (255, 255, 255)
-    assert flat(read(encode(Image.new("LA", (4, 4), (0, 0)), "PNG"))) == (255, 255, 255)
+    assert flat(read_image(encode(Image.new("RGBA", (4, 4), (9, 9, 9, 0)), "PNG"))) == (
+        255,
+        255,
+        255,
+    )
+    assert flat(read_image(encode(Image.new("LA", (4, 4), (0, 0)), "PNG"))) == (255, 255, 255)
     keyed = encode(Image.new("RGB", (4, 4), (1, 2, 3)), "PNG", transparency=(1, 2, 3))
-    assert flat(read(keyed)) == (255, 255, 255)
+    assert flat(read_image(keyed)) == (255, 255, 255)
 
 
 def test_cmyk() -> None:
-    got = flat(read(encode(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG", quality=95)))
+    got = flat(read_image(encode(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG", quality=95)))
     assert np.abs(np.subtract(got, (0, 255, 255))).max() <= 3
-    assert flat(read(encode(Image.new("CMYK", (4, 4), (0, 255, 0, 0)), "TIFF"))) == (255, 0, 255)
+    assert flat(read_image(encode(Image.new("CMYK", (4, 4), (0, 255, 0, 0)), "TIFF"))) == (
+        255,
+        0,
+        255,
+    )
 
 
 @pytest.mark.parametrize("format_", ["PNG", "TIFF", "PPM"])
 def test_sixteen_bits_are_scaled_not_clipped(format_: str) -> None:
     values = np.array([[0, 257, 128 * 257, 65535]], np.uint16)
-    image = read(encode(Image.fromarray(values), format_))
+    image = read_image(encode(Image.fromarray(values), format_))
     assert np.asarray(image)[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
 def test_a_dark_sixteen_bit_picture_stays_dark() -> None:
     values = np.full((4, 4), 200, np.uint16)
-    assert flat(read(encode(Image.fromarray(values), "PNG"))) == (1, 1, 1)
+    assert flat(read_image(encode(Image.fromarray(values), "PNG"))) == (1, 1, 1)
 
 
 def test_sixteen_bits_with_a_transparent_value() -> None:
     values = np.full((4, 4), 5000, np.uint16)
     data = encode(Image.fromarray(values), "PNG", transparency=5000)
-    assert flat(read(data)) == (255, 255, 255)
+    assert flat(read_image(data)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize(
@@ -168,20 +176,20 @@ def test_sixteen_bits_with_a_transparent_value() -> None:
 def test_thirty_two_bits_take_the_range_that_holds_them(
     values: np.ndarray, expected: list[int]
 ) -> None:
-    image = read(encode(Image.fromarray(values), "TIFF"))
+    image = read_image(encode(Image.fromarray(values), "TIFF"))
     assert np.asarray(image)[0, :, 1].tolist() == expected
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
     data = encode(Image.fromarray(np.array([[0.0, np.nan]], np.float32)), "TIFF")
     with pytest.raises(ImageError, match="finite"):
-        read(data)
+        read_image(data)
 
 
 @pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG", "TIFF", "AVIF"])
 def test_first_frame_of_an_animation(format_: str) -> None:
     frames = [Image.new("RGB", (16, 16), c) for c in ((250, 0, 0), (0, 250, 0))]
-    image = read(encode(frames[0], format_, save_all=True, append_images=frames[1:]))
+    image = read_image(encode(frames[0], format_, save_all=True, append_images=frames[1:]))
     assert close(image, np.asarray(frames[0]))
 
 
@@ -210,7 +218,7 @@ def test_broken_files_give_one_sentence_with_their_name(kind: str, tmp_path: Pat
     path = tmp_path / "Ärger im 東京 🐟.jpg"
     path.write_bytes(data)
     with pytest.raises(ImageError) as caught:
-        read(path)
+        read_image(path)
     message = str(caught.value)
     assert str(path) in message
     assert reason in message
@@ -222,31 +230,31 @@ def test_broken_files_give_one_sentence_with_their_name(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_bytes_carry_the_given_name(kind: str) -> None:
     with pytest.raises(ImageError, match=re.escape("shard-0.tar/a.jpg")):
-        read(BROKEN[kind][0], name="shard-0.tar/a.jpg")
+        read_image(BROKEN[kind][0], name="shard-0.tar/a.jpg")
 
 
 def test_missing_file_folder_pipe_and_nonsense(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"There is no picture .*nowhere\.png"):
-        read(tmp_path / "nowhere.png")
+        read_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="is a folder"):
-        read(str(tmp_path))
+        read_image(str(tmp_path))
     os.mkfifo(tmp_path / "pipe.jpg")
     with pytest.raises(ImageError, match=r"pipe\.jpg is not a regular file"):
-        read(tmp_path / "pipe.jpg")
+        read_image(tmp_path / "pipe.jpg")
     with pytest.raises(ImageError, match="cannot be opened"):
-        read(tmp_path / ("x" * 400))
+        read_image(tmp_path / ("x" * 400))
     with pytest.raises(ImageError, match="from int"):
-        read(3)  # type: ignore[arg-type]
+        read_image(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be positive"):
-        read(b"", max_pixels=0)
+        read_image(b"", max_pixels=0)
 
 
 def test_unicode_names_and_names_that_are_no_unicode(tmp_path: Path) -> None:
     path = tmp_path / "żółw 🐢 №1.png"
     Image.fromarray(picture()).save(path)
-    assert close(read(path), picture(), 1)
+    assert close(read_image(path), picture(), 1)
     with pytest.raises(ImageError) as caught:
-        read(tmp_path / "bad\udcff.png")
+        read_image(tmp_path / "bad\udcff.png")
     assert str(caught.value).encode("utf-8")
 
 
@@ -254,22 +262,22 @@ def test_file_objects(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(picture()).save(path)
     with open(path, "rb") as file:
-        assert close(read(file), picture(), 1)
+        assert close(read_image(file), picture(), 1)
     with open(path, encoding="latin-1") as text, pytest.raises(ImageError, match="mode 'rb'"):
-        read(text)  # type: ignore[arg-type]
-    assert close(read(memoryview(path.read_bytes())), picture(), 1)
+        read_image(text)  # type: ignore[arg-type]
+    assert close(read_image(memoryview(path.read_bytes())), picture(), 1)
 
 
 def test_pixel_limit_is_ours_and_pillow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(Image.fromarray(picture()), "PNG")
     with pytest.raises(ImageError, match=r"64 × 48 = 3,072 pixels, 3,071 are allowed"):
-        read(data, max_pixels=64 * 48 - 1)
-    assert read(data, max_pixels=64 * 48).size == (64, 48)
+        read_image(data, max_pixels=64 * 48 - 1)
+    assert read_image(data, max_pixels=64 * 48).size == (64, 48)
     for limit in (10, 2_000, None):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        assert read(data).size == (64, 48)
+        assert read_image(data).size == (64, 48)
         with pytest.raises(ImageError, match="are allowed"):
-            read(data, max_pixels=100)
+            read_image(data, max_pixels=100)
         assert limit == Image.MAX_IMAGE_PIXELS
 
 
@@ -305,12 +313,12 @@ def test_pillows_warnings_do_not_leak(kind: str, warning: str) -> None:
     filters = warnings.filters
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert read(data).mode == "RGB"
+        assert read_image(data).mode == "RGB"
     assert caught == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         inside = warnings.filters
-        assert read(data).mode == "RGB"
+        assert read_image(data).mode == "RGB"
         assert warnings.filters is inside
         # Only Pillow is hushed: everyone else's warnings still arrive.
         with pytest.raises(UserWarning, match="mine"):
@@ -320,9 +328,9 @@ def test_pillows_warnings_do_not_leak(kind: str, warning: str) -> None:
 
 def test_many_threads_read_what_one_reads() -> None:
     sources = [*noisy_files().values(), encode(noisy(), "JPEG"), encode(noisy(), "PNG")] * 12
-    alone = [read(s).tobytes() for s in sources]
+    alone = [read_image(s).tobytes() for s in sources]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda s: read(s).tobytes(), sources)) == alone
+        assert list(pool.map(lambda s: read_image(s).tobytes(), sources)) == alone
 
 
 def test_list_images(tmp_path: Path) -> None:

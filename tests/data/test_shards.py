@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bcosvit.data.sources import SourceError, check, open_source
+from bcosvit.data.dataset import SourceError, check_source, open_source
 from tests.data.made import class_folders, color, folder, keys, png, tar
 
 
@@ -109,7 +109,7 @@ def test_classes_txt_names_the_numbers(tmp_path: Path) -> None:
 
 SHARD_MISTAKES = {
     "no label": ({"a.png": png(), "b.png": png()}, "a.png has no label"),
-    "no pictures": ({"a.cls": b"1"}, "no pictures"),
+    "no images": ({"a.cls": b"1"}, "no images"),
     "single class": (class_folders("", {"a": 3}), "single class"),
     "bad json": ({"a.png": png(), "a.json": b"{"}, "a.json cannot be understood"),
     "odd label": ({"a.png": png(), "a.json": b'{"label": [1]}'}, "is \\[1\\]"),
@@ -120,7 +120,7 @@ SHARD_MISTAKES = {
     "case": (class_folders("", {"Cat": 2, "cat": 2}), "differ only"),
     "val lacks a class": (
         class_folders("train/", {"a": 2, "b": 2}) | class_folders("val/", {"a": 2}),
-        "no pictures of 'b' in the val part",
+        "no images of 'b' in the validation split",
     ),
     "half marked": (
         class_folders("train/", {"a": 2, "b": 2}) | class_folders("c", {"": 2}),
@@ -158,7 +158,7 @@ def test_bad_pictures_in_shards_are_found(tmp_path: Path) -> None:
     members = class_folders("", {"a": 9, "b": 9})
     members["a/3.png"] = png()[:30]
     source = open_source(tar(tmp_path / "x.tar", members), max_skipped=0.2)
-    _, skipped = check(source)
+    _, skipped = check_source(source)
     assert [item.key for item in skipped] == ["x.tar/a/3.png"]
     assert str(tmp_path / "x.tar") in skipped[0].reason
 

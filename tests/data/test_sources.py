@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bcosvit.data.sources import SourceError, check, open_source
+from bcosvit.data.dataset import SourceError, check_source, open_source
 from tests.data.made import color, folder, keys, png
 
 
@@ -72,12 +72,12 @@ MISTAKES = {
     "missing folder": (lambda root: root / "nowhere", "is missing"),
     "a file": (lambda root: (root / "x").write_text("x") and root / "x", "is a file"),
     "nothing": (lambda root: root, "no classes"),
-    "loose pictures": (
+    "loose images": (
         lambda root: (root / "a.png").write_bytes(png()) and root,
-        "lie in no class folder",
+        "no class folder",
     ),
     "single class": (lambda root: folder(root, {"only": 3}), "a single class .*'only'"),
-    "empty class": (lambda root: folder(root, {"a": 2, "b": 0, "c": 1}), "b has no pictures"),
+    "empty class": (lambda root: folder(root, {"a": 2, "b": 0, "c": 1}), "b has no images"),
     "case": (lambda root: folder(root, {"Cat": 2, "cat": 2}), "'Cat' and 'cat' .*differ only"),
     "unicode": (
         lambda root: folder(root, {unicodedata.normalize(f, "Bär"): 2 for f in ("NFC", "NFD")}),
@@ -95,7 +95,7 @@ MISTAKES = {
         "differ \\('b', 'c'\\)",
     ),
     "val without train": (lambda root: folder(root / "val", {"a": 2}).parent, "no train/"),
-    "one picture a class": (lambda root: folder(root, {"a": 1, "b": 1}), "second picture"),
+    "one image per class": (lambda root: folder(root, {"a": 1, "b": 1}), "second image"),
 }
 
 
@@ -112,7 +112,7 @@ def test_mistakes_are_named_before_training(mistake: str, tmp_path: Path) -> Non
 def test_an_empty_class_tells_what_lies_there(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 0})
     (tmp_path / "b" / "x.HEIC").touch()
-    with pytest.raises(SourceError, match=r"b has no pictures but 1 \.heic files"):
+    with pytest.raises(SourceError, match=r"b has no images but 1 \.heic files"):
         open_source(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_scenes_and_their_options() -> None:
     assert not np.array_equal(np.asarray(other), np.asarray(image))
     seeded = open_source("scenes?size=48&train=24&val=16", seed=1).train[3][0]
     assert not np.array_equal(np.asarray(seeded), np.asarray(image))
-    assert check(source)[1] == ()
+    assert check_source(source)[1] == ()
 
 
 def test_scenes_mistakes() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from bcosvit.data.sources import Skipped, SourceError, check, open_source, write_skipped
-from bcosvit.data.transforms import eval_transform, train_transform
+from bcosvit.data.dataset import Skipped, SourceError, check_source, open_source, write_skipped
+from bcosvit.data.transforms import EvalTransform, TrainTransform
 from tests.data.made import folder, keys
 
 
@@ -25,13 +25,13 @@ def test_check_leaves_bad_files_out_and_lists_them(tmp_path: Path) -> None:
     spoil(tmp_path, "train/a/003.png", "train/b/029.png", "val/a/000.png")
     calls: list[tuple[int, int]] = []
     source = open_source(tmp_path, max_skipped=0.1)
-    clean, skipped = check(source, progress=lambda *c: calls.append(c), threads=4)
+    clean, skipped = check_source(source, progress=lambda *c: calls.append(c), num_workers=4)
     assert [item.key for item in skipped] == ["train/a/003.png", "train/b/029.png", "val/a/000.png"]
     assert all("damaged" in item.reason for item in skipped)
     assert (len(clean.train), len(clean.val)) == (58, 9)
     assert not {item.key for item in skipped} & {*keys(clean.train), *keys(clean.val)}
     assert calls[-1] == (70, 70)
-    assert check(clean)[1] == ()
+    assert check_source(clean)[1] == ()
     assert clean.fingerprint() != source.fingerprint()
     assert clean.classes == source.classes
 
@@ -40,26 +40,26 @@ def test_check_stops_above_the_limit_and_when_a_class_is_lost(tmp_path: Path) ->
     folder(tmp_path / "train", {"a": 30, "b": 2})
     folder(tmp_path / "val", {"a": 1, "b": 1})
     spoil(tmp_path, "train/b/000.png", "train/b/001.png")
-    with pytest.raises(SourceError, match=r"2 of 32 pictures .* a share of 0\.01 .*b/001\.png"):
-        check(open_source(tmp_path))
-    with pytest.raises(SourceError, match=r"No readable picture is left to train on for .* 'b'"):
-        check(open_source(tmp_path, max_skipped=0.5))
+    with pytest.raises(SourceError, match=r"2 of 32 images .*0\.01.*b/001\.png"):
+        check_source(open_source(tmp_path))
+    with pytest.raises(SourceError, match=r"left to train on for .* 'b'"):
+        check_source(open_source(tmp_path, max_skipped=0.5))
 
 
 def test_one_bad_file_stops_nobody_who_allows_any(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"a": 3, "b": 3})
     folder(tmp_path / "val", {"a": 1, "b": 1})
     spoil(tmp_path, "train/b/000.png", "val/a/000.png")
-    clean, skipped = check(open_source(tmp_path))
+    clean, skipped = check_source(open_source(tmp_path))
     assert len(skipped) == 2
     assert (len(clean.train), len(clean.val)) == (5, 1)
-    with pytest.raises(SourceError, match="1 of 6 pictures"):
-        check(open_source(tmp_path, max_skipped=0))
-    with pytest.raises(SourceError, match="1 of 2 pictures"):
+    with pytest.raises(SourceError, match="1 of 6 images"):
+        check_source(open_source(tmp_path, max_skipped=0))
+    with pytest.raises(SourceError, match="1 of 2 images"):
         open_source(tmp_path, max_skipped=0).val[0]
     spoil(tmp_path, "val/b/000.png")
     with pytest.raises(SourceError, match="left to validate on"):
-        check(open_source(tmp_path, max_skipped=1))
+        check_source(open_source(tmp_path, max_skipped=1))
 
 
 def test_while_training_the_next_readable_picture_stands_in(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_training_stops_above_the_limit(tmp_path: Path) -> None:
     order = keys(source.train)
     spoil(tmp_path, order[0], order[1], order[7])
     assert source.train[0][2] == order[2]
-    with pytest.raises(SourceError, match="3 of 36 pictures"):
+    with pytest.raises(SourceError, match="3 of 36 images"):
         source.train[7]
 
 
@@ -93,7 +93,7 @@ def test_bad_files_met_by_workers_are_known_to_the_main_process(tmp_path: Path) 
     source = open_source(tmp_path, max_skipped=0.2)
     order = keys(source.train)
     spoil(tmp_path, order[2], order[9])
-    train = source.train.with_transform(eval_transform(8))
+    train = source.train.with_transform(EvalTransform(8))
     loader = DataLoader(train, batch_size=3, num_workers=2)
     seen = [key for _, _, batch in loader for key in batch]
     assert seen[2] == order[3]
@@ -123,7 +123,7 @@ def test_skipped_is_written_at_once(tmp_path: Path) -> None:
 
 def test_pairs_of_position_and_seed_make_a_run_reproducible(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 10, "b": 10})
-    train = open_source(tmp_path).train.with_transform(train_transform(8))
+    train = open_source(tmp_path).train.with_transform(TrainTransform(8))
     pairs = [(position, 1000 + position) for position in range(12)]
     torch.manual_seed(5)
     before = torch.default_generator.get_state()
@@ -146,4 +146,4 @@ def test_a_split_is_a_sequence_and_can_be_pickled(tmp_path: Path) -> None:
         train[4]
     copy = pickle.loads(pickle.dumps(train))
     assert [copy[i][2] for i in range(4)] == keys(train)
-    assert repr(train) == "Split(4 pictures, transform=None)"
+    assert repr(train) == "Split(4 images, transform=None)"

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.data.images import read
-from bcosvit.data.transforms import EvalTransform, TrainTransform, eval_transform, train_transform
+from bcosvit.data.images import read_image
+from bcosvit.data.transforms import EvalTransform, TrainTransform
 
 
 def smooth(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -23,7 +23,7 @@ def smooth(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (31, 90), (1, 1), (3000, 7)])
-@pytest.mark.parametrize("make", [train_transform, eval_transform])
+@pytest.mark.parametrize("make", [TrainTransform, EvalTransform])
 def test_any_picture_gives_a_tensor_of_the_right_kind(make, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     tensor = make(48)(smooth(*size))
@@ -42,19 +42,19 @@ def test_eval_is_pillows_resize_and_centre_crop(size: tuple[int, int]) -> None:
     resized = image.resize((int(width * scale), int(height * scale)), Image.Resampling.BILINEAR)
     left, top = (resized.width - 224) // 2, (resized.height - 224) // 2
     expected = np.asarray(resized.crop((left, top, left + 224, top + 224))) / 255
-    got = eval_transform(224)(image).permute(1, 2, 0).numpy()
+    got = EvalTransform(224)(image).permute(1, 2, 0).numpy()
     assert np.abs(got - expected).max() < 1.5 / 255
 
 
 def test_eval_keeps_the_papers_proportion() -> None:
-    assert eval_transform(224) == EvalTransform(image_size=224, resize=256)
-    assert eval_transform(48).resize == 55
-    assert eval_transform(48, resize=48).resize == 48
+    assert EvalTransform(224).resize == 256
+    assert EvalTransform(48).resize == 55
+    assert EvalTransform(48, crop_fraction=1).resize == 48
 
 
 def test_train_without_chance_is_a_plain_resize() -> None:
     image = smooth(64, 64)
-    tensor = train_transform(32, rand_augment=(0, 0), flip=0.0, scale=(1.0, 1.0))
+    tensor = TrainTransform(32, rand_augment=(0, 0), flip=0.0, scale=(1.0, 1.0))
     # Of a square picture a crop of the whole area can only be the picture, or slimmer ones fail.
     whole = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR)) / 255
     torch.manual_seed(0)
@@ -64,11 +64,11 @@ def test_train_without_chance_is_a_plain_resize() -> None:
 
 def test_flip_is_a_mirror_with_the_given_probability() -> None:
     image = smooth(64, 64)
-    plain = train_transform(32, (0, 0), flip=0.0, scale=(1.0, 1.0))(image)
-    mirrored = train_transform(32, (0, 0), flip=1.0, scale=(1.0, 1.0))(image)
+    plain = TrainTransform(32, (0, 0), flip=0.0, scale=(1.0, 1.0))(image)
+    mirrored = TrainTransform(32, (0, 0), flip=1.0, scale=(1.0, 1.0))(image)
     assert torch.equal(mirrored, plain.flip(-1))
     assert not torch.equal(mirrored, plain)
-    half = train_transform(32, (0, 0), flip=0.5, scale=(1.0, 1.0))
+    half = TrainTransform(32, (0, 0), flip=0.5, scale=(1.0, 1.0))
     torch.manual_seed(0)
     count = sum(torch.equal(half(image), mirrored) for _ in range(100))
     assert 30 < count < 70
@@ -78,7 +78,7 @@ def test_crops_cover_the_given_share_of_the_area() -> None:
     # Red encodes x and green y, so that a crop tells where it came from.
     x, y = np.meshgrid(np.arange(256), np.arange(256))
     image = Image.fromarray(np.stack([x, y, 0 * x], -1).astype(np.uint8))
-    transform = train_transform(64, (0, 0), scale=(0.2, 0.5))
+    transform = TrainTransform(64, (0, 0), scale=(0.2, 0.5))
     torch.manual_seed(0)
     shares = []
     for _ in range(60):
@@ -90,7 +90,7 @@ def test_crops_cover_the_given_share_of_the_area() -> None:
 
 def test_augmentation_changes_pictures_and_follows_the_seed() -> None:
     image = smooth(64, 64)
-    transform = train_transform(32, scale=(1.0, 1.0), flip=0.0)
+    transform = TrainTransform(32, scale=(1.0, 1.0), flip=0.0)
     outputs = []
     for seed in (0, 1, 2, 3, 0):
         torch.manual_seed(seed)
@@ -104,23 +104,23 @@ def test_the_input_is_left_alone() -> None:
     image = smooth(40, 30)
     before = image.tobytes()
     torch.manual_seed(0)
-    train_transform(32)(image)
-    eval_transform(32)(image)
+    TrainTransform(32)(image)
+    EvalTransform(32)(image)
     assert image.tobytes() == before
 
 
 def test_reduced_decoding_hardly_shows(tmp_path: Path) -> None:
     path = tmp_path / "large.jpg"
     smooth(2400, 1800).save(path, quality=95)
-    transform = eval_transform(224)
-    small = read(path, at_least=transform.at_least)
+    transform = EvalTransform(224)
+    small = read_image(path, at_least=transform.at_least)
     assert small.size == (1200, 900)
-    whole = transform(read(path))
+    whole = transform(read_image(path))
     assert (transform(small) - whole).abs().mean() < 0.5 / 255
 
 
 def test_at_least_keeps_the_smallest_crop_from_being_blown_up() -> None:
-    transform = train_transform(224)
+    transform = TrainTransform(224)
     side = transform.at_least
     torch.manual_seed(0)
     boxes = [transform._crop.make_params([Image.new("RGB", (side, side))]) for _ in range(300)]
@@ -141,18 +141,18 @@ def test_at_least_keeps_the_smallest_crop_from_being_blown_up() -> None:
 )
 def test_impossible_settings_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=next(k for k in reversed(options))):
-        train_transform(**options)
+        TrainTransform(**options)
 
 
 def test_impossible_eval_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="resize is 20 for an image_size of 32"):
-        eval_transform(32, resize=20)
+    with pytest.raises(ValueError, match="crop_fraction"):
+        EvalTransform(32, crop_fraction=1.5)
     with pytest.raises(ValueError, match="image_size is -1"):
-        eval_transform(-1)
+        EvalTransform(-1)
 
 
 def test_they_travel_to_workers_and_show_their_settings() -> None:
-    transform = train_transform(16, flip=0.25)
+    transform = TrainTransform(16, flip=0.25)
     torch.manual_seed(0)
     transform(smooth(20, 20))
     copy = pickle.loads(pickle.dumps(transform))
@@ -167,7 +167,7 @@ def test_they_travel_to_workers_and_show_their_settings() -> None:
 
 def test_heavy_libraries_are_imported_only_when_needed() -> None:
     code = (
-        "import sys, bcosvit.data.images, bcosvit.data.transforms, bcosvit.data.sources;"
+        "import sys, bcosvit.data;"
         "print([m for m in ('torchvision', 'webdataset', 'datasets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

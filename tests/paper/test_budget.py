@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import open_source
 from bcosvit.paper import budget
 from bcosvit.paper.budget import Clock, Cost, cost_of, fitted, seconds_left
 from bcosvit.paper.lab import Lab

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import open_source
 from bcosvit.paper.runs import Runs
 from bcosvit.paper.schedule import SCHEDULES, recipes
 from bcosvit.paper.spec import RunSpec, vit

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import open_source
 from bcosvit.paper.runs import Runs
 from bcosvit.paper.schedule import recipes
 from bcosvit.paper.spec import RunSpec, vit

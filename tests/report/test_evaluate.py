@@ -11,14 +11,12 @@ import torch
 from rich.console import Console
 
 import bcosvit
+from bcosvit.data.dataset import Source, Split, labeled_images, open_source
 from bcosvit.data.scenes import Scenes
-from bcosvit.data.sources import Source, open_source
-from bcosvit.data.splits import Split
-from bcosvit.data.transforms import eval_transform
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
 from bcosvit.report.evaluate_table import evaluation_table
-from bcosvit.report.evaluation_data import open_pictures
 from bcosvit.report.subject import Subject
 from tests.report.made import evaluation
 from tests.report.support import Page, write_pictures, write_weights
@@ -140,20 +138,24 @@ def test_a_model_that_is_never_right(tmp_path):
 def test_labels_are_matched_by_name(tmp_path):
     names = tuple(reversed((*SCENES, "unicorn")))
     subject = Subject.load(write_weights(tmp_path / "m.safetensors", classes=names))
-    pictures = open_pictures(open_source(DATA), "val", subject)
+    pictures = labeled_images(open_source(DATA), "val", subject.names, subject.transform)
     for index in range(9):
         assert names[pictures[index][1]] == SCENES[index % 8]
 
 
 def test_labels_are_positions_where_the_model_has_no_names(tmp_path):
     weights = write_weights(tmp_path / "m.safetensors", classes=None, num_classes=9)
-    pictures = open_pictures(open_source(DATA), "val", Subject.load(weights))
+    subject = Subject.load(weights)
+    pictures = labeled_images(open_source(DATA), "val", None, subject.transform)
     assert [pictures[index][1] for index in range(9)] == [*range(8), 0]
 
 
 def test_which_part_of_the_data(weights):
-    subject, source = Subject.load(weights), open_source(DATA)
-    sizes = {part: len(open_pictures(source, part, subject)) for part in ("val", "train", "all")}
+    source = open_source(DATA)
+    sizes = {
+        part: len(labeled_images(source, part, SCENES, EvalTransform(16)))
+        for part in ("val", "train", "all")
+    }
     assert sizes == {"val": 40, "train": 8, "all": 48}
 
 
@@ -189,13 +191,13 @@ def test_masks_are_cut_as_the_pictures_are(weights):
     store = Halves(Scenes("val", size=32, length=9))
     split = Split(store)
     source = Source(name="halves", classes=SCENES, train=split, val=split)
-    pictures = open_pictures(source, "val", Subject.load(weights))
+    pictures = labeled_images(source, "val", SCENES, EvalTransform(16))
     mask = pictures.masks()
     assert mask(2) is None
     expected = torch.zeros(16, 16, dtype=torch.bool)
     expected[:, :8] = True
     assert torch.equal(mask(0), expected)
-    assert eval_transform(16)(store.image(0, None)).shape == (3, 16, 16)
+    assert EvalTransform(16)(store.image(0, None)).shape == (3, 16, 16)
 
 
 def test_masks_on_a_page(weights, tmp_path, monkeypatch):
@@ -240,8 +242,8 @@ def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
         ({"metrics": "masks", "data": "folder"}, "the data have no masks"),
         ({"metrics": "localization", "data": "folder"}, "a grid shows 4 classes"),
         ({"methods": "cheferlrp"}, "no method for this model"),
-        ({"split": "test"}, "split = 'test'"),
-        ({"limit": 0}, "limit = 0"),
+        ({"split": "test"}, "'test'"),
+        ({"limit": 0}, "limit is 0"),
         ({"grids": 0}, "grids = 0"),
         ({"data": "missing-folder"}, "is missing"),
     ],
@@ -259,8 +261,8 @@ def test_mistakes(tmp_path, options, says):
 
 def test_data_with_other_classes(tmp_path):
     named = write_weights(tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="has a class 'ladybird' that the model does not know"):
+    with pytest.raises(ValueError, match="'ladybird' that the model does not know"):
         evaluate_weights(named, DATA, out=tmp_path / "out")
     unnamed = write_weights(tmp_path / "b.safetensors", classes=None)
-    with pytest.raises(ValueError, match="has 8 classes, but the model knows 5"):
+    with pytest.raises(ValueError, match="8 classes .* knows 5"):
         evaluate_weights(unnamed, DATA, out=tmp_path / "out")

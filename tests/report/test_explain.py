@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import bcosvit
-from bcosvit.data.images import read
-from bcosvit.data.transforms import eval_transform
+from bcosvit.data.images import read_image
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.report.classes import find_classes
 from bcosvit.report.explain import explain_pictures, find_pictures
 from tests.report.support import CLASSES, Page, write_pictures, write_weights
@@ -60,7 +60,7 @@ def test_the_numbers_are_the_models(weights, pictures, tmp_path):
     )
     model = bcosvit.load(weights)
     paths = sorted(pictures.iterdir())
-    images = torch.stack([eval_transform(16)(read(path)) for path in paths])
+    images = torch.stack([EvalTransform(16)(read_image(path)) for path in paths])
     records = json.loads((out / "all.json").read_text())
     assert records["skipped"] == []
     assert records["config"]["num_classes"] == 5
@@ -188,10 +188,10 @@ def test_the_crop_of_training_is_used(pictures, tmp_path):
     notes = {"bcosvit.run": json.dumps({"eval_crop": 1.0})}
     bcosvit.save(model, tmp_path / "whole.safetensors", metadata=notes)
     picture = pictures / "0000.png"
-    for name, resize in (("whole", 16), ("m", 18)):
+    for name, crop in (("whole", 1.0), ("m", 224 / 256)):
         explain_pictures([picture], tmp_path / f"{name}.safetensors", out=None, npz=tmp_path / name)
         image = np.load(tmp_path / name / "00001-0000.npz")["image"]
-        assert np.array_equal(image, eval_transform(16, resize=resize)(read(picture)))
+        assert np.array_equal(image, EvalTransform(16, crop)(read_image(picture)))
 
 
 def test_equal_names_do_not_collide(weights, pictures, tmp_path):

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bcosvit import DenseNetConfig, ModelConfig, create_model
+from bcosvit.data.dataset import Split
 from bcosvit.data.images import ImageError, to_tensor
-from bcosvit.data.splits import Split
 from bcosvit.models import VisionTransformer
 from bcosvit.train import store
 from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed, view_of

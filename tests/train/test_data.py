@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bcosvit.data.sources import open_source
-from bcosvit.data.transforms import train_transform
+from bcosvit.data.dataset import open_source
+from bcosvit.data.transforms import TrainTransform
 from bcosvit.train.data import Data, GlobalBatches, Loader, Pictures
 from bcosvit.train.memory import keep_drawn
 from tests.train.support import DATA, recipe
@@ -22,7 +22,7 @@ def batches(length=25, size=8, *, seed=0, epoch=0, **options) -> list[list]:
 @pytest.fixture(scope="module")
 def pictures() -> Pictures:
     split = keep_drawn(open_source(DATA).train)
-    return Pictures(split.with_transform(train_transform(16)), seed=0)
+    return Pictures(split.with_transform(TrainTransform(16)), seed=0)
 
 
 def test_every_epoch_has_every_sample_once_in_an_order_of_its_own():
@@ -107,9 +107,9 @@ def test_the_state_is_what_was_handed_out_not_what_was_read_ahead(pictures):
 def test_drawn_pictures_are_drawn_once(pictures):
     source = open_source(DATA).train
     kept = keep_drawn(source)
-    assert kept.store.image(3, None) == source.store.image(3, None)
+    assert kept.reader.image(3, None) == source.reader.image(3, None)
     assert kept.key(3) == source.key(3) and kept.label(3) == source.label(3)
-    assert keep_drawn(kept).store.image(3, None) == source.store.image(3, None)
+    assert keep_drawn(kept).reader.image(3, None) == source.reader.image(3, None)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -7,9 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.data.sources import open_source
-from bcosvit.data.splits import Split
-from bcosvit.data.transforms import eval_transform, train_transform
+from bcosvit.data.dataset import Split, open_source
+from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.train import on_device, resident
 from bcosvit.train.data import GlobalBatches, Loader, Pictures, Ticket
 from bcosvit.train.on_device import PicturesOnDevice
@@ -20,8 +19,8 @@ from tests.train.test_crops import by_worker
 from tests.train.test_resume import PowerCutError, cut_power
 
 SIZE = 16
-TRAIN = train_transform(SIZE, rand_augment=(0, 0), scale=(0.3, 1.0))
-EVAL = eval_transform(SIZE)
+TRAIN = TrainTransform(SIZE, rand_augment=(0, 0), scale=(0.3, 1.0))
+EVAL = EvalTransform(SIZE)
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def test_training_keeps_pictures_whole_up_to_the_canvas(folder):
 
 
 def test_small_pictures_take_no_more_room_than_they_have(folder):
-    split = Split(whole(folder, None).store, range(2), transform=TRAIN)
+    split = Split(whole(folder, None).reader, range(2), transform=TRAIN)
     held = PicturesOnDevice(split, 0, "cpu")
     width, height = held.sizes.max(0).values.tolist()
     assert held.pixels.shape[1:] == (height, 3, width) and max(width, height) < 2 * SIZE
@@ -205,7 +204,7 @@ def test_broken_pictures_are_listed_and_too_many_end_the_run(folder, tmp_path):
     assert (ran.folder / "skipped.txt").read_text().startswith("cat/3.png\t")
     for number in range(6):
         (folder / "dog" / f"{number}.png").write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"pictures cannot be read, a share of 0\.01") as refused:
+    with pytest.raises(ValueError, match=r"images cannot be read, a share of 0\.01") as refused:
         train(folder, out=tmp_path / "other", model=config, recipe=ways)
     assert "\n" not in str(refused.value)
 

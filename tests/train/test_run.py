@@ -21,7 +21,7 @@ import bcosvit
 from bcosvit import create_model, load, save
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
-from bcosvit.data.transforms import eval_transform
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.models.weights import read_metadata
 from bcosvit.report.subject import Subject
 from bcosvit.train import QUICK_MODEL, Machines, Recipe
@@ -94,7 +94,7 @@ def test_reports_cut_pictures_as_validation_did(tmp_path, crop):
     run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways)
     transform = Subject.load(run.weights, "cpu").transform
     size = transform.image_size
-    assert transform == eval_transform(size, resize=round(size / crop))
+    assert transform == EvalTransform(size, crop)
 
 
 def test_the_picture_shows_photographs_and_contributions(run):
@@ -143,7 +143,7 @@ def test_too_many_broken_pictures_end_the_run_with_one_sentence(tmp_path, worker
             if number > 4:
                 path.write_bytes(b"broken")
     config, ways = model_config(num_classes=2), recipe(workers=workers, val_fraction=0.2)
-    with pytest.raises(ValueError, match=r"pictures cannot be read, a share of 0\.01") as refused:
+    with pytest.raises(ValueError, match=r"images cannot be read, a share of 0\.01") as refused:
         train(tmp_path / "pets", out=tmp_path / "run", model=config, recipe=ways)
     assert "\n" not in str(refused.value)
 

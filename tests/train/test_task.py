@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, load
-from bcosvit.data.sources import open_source
-from bcosvit.data.transforms import eval_transform
+from bcosvit.data.dataset import open_source
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.train.checkpoints import read
 from bcosvit.train.clipping import clip_adaptively
 from bcosvit.train.data import Batch
@@ -120,7 +120,7 @@ def test_the_average_is_exponential_and_is_what_is_validated_and_saved(tmp_path,
     saved = load(run.weights)
     torch.testing.assert_close(saved.head.weight.data, average)
     right = 0
-    val = open_source(DATA).val.with_transform(eval_transform(16))
+    val = open_source(DATA).val.with_transform(EvalTransform(16))
     for image, label, _ in val:
         right += saved(image[None]).argmax().item() == label
     assert run.accuracy == pytest.approx(right / len(val))

@@ -1,15 +1,14 @@
-"""Hugging Face datasets as a random-access store.
+"""Hugging Face datasets.
 
-The library downloads, caches and memory-maps; what it does not do here is decode. The image column
-is read as stored bytes or paths, so that the project's one reader sees every picture, with its
-limits and its errors. Columns are found by their features, not by their names: one `Image` and one
-`ClassLabel`; where there are several, ``?image=...&label=...`` chooses. The order of the classes is
-the data set's own, because that is what its label numbers mean to everyone else.
+The library downloads, caches and memory-maps; it does not decode here. The image column is read as
+stored bytes or paths, so that `read_image` sees every image, with its limits and errors. Columns
+are found by their features, not by their names: one ``Image`` and one ``ClassLabel``; where there
+are several, ``?image=...&label=...`` chooses. The order of the classes is the data set's own,
+because that is what its label numbers mean to everyone else.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,40 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.images import ImageError, read
-from bcosvit.data.partition import TRAIN, VAL, Draw, Opened, check_classes, check_coverage
-from bcosvit.data.splits import SourceError
+from bcosvit.data.dataset import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    Source,
+    SourceError,
+    SourceOptions,
+    Split,
+    build_source,
+    first_name,
+    parse_query,
+    register_source,
+)
+from bcosvit.data.images import ImageError, read_image
+from bcosvit.messages import require
 
-__all__ = ["HubStore", "open_hub"]
+__all__ = ["HubReader", "open_hub"]
 
 
-class HubStore:
-    """One split of a Hugging Face dataset."""
+class HubReader:
+    """The images of one split of a Hugging Face dataset."""
 
     drawn = False
 
     def __init__(self, dataset: Any, *, name: str, image: str, label: str) -> None:
-        library = _library()
         numbers = (-1 if number is None else number for number in dataset[label])
         self._labels = np.fromiter(numbers, np.int64, len(dataset))
         names = dataset.features[label].names
         if len(self._labels) and not 0 <= self._labels.min() <= self._labels.max() < len(names):
             raise SourceError(
-                f"The split {name} has pictures without a label: choose a labeled split or drop "
+                f"The split {name} has images without a label: choose a labeled split or drop "
                 "those rows."
             )
-        self._rows = dataset.select_columns([image]).cast_column(image, library.Image(decode=False))
+        undecoded = _library().Image(decode=False)
+        self._rows = dataset.select_columns([image]).cast_column(image, undecoded)
         self._column = image
         self._name = name
 
@@ -55,49 +65,51 @@ class HubStore:
     def image(self, index: int, at_least: int | None) -> Image.Image:
         cell = self._rows[index][self._column]
         if cell is None or (cell["bytes"] is None and cell["path"] is None):
-            raise ImageError(f"The picture {self.key(index)} is missing: fill or drop the row.")
+            raise ImageError(f"The image {self.key(index)} is missing: fill or drop the row.")
         source = cell["path"] if cell["bytes"] is None else cell["bytes"]
-        return read(source, at_least=at_least, name=self.key(index))
+        return read_image(source, at_least=at_least, name=self.key(index))
 
 
-def open_hub(address: str, options: Mapping[str, str], draw: Draw) -> Opened:
-    """Open ``NAME_OR_PATH[:CONFIG]``; see `data.sources`."""
+@register_source("hf", syntax="hf:NAME_OR_PATH[:CONFIG][?image=COLUMN&label=COLUMN]")
+def open_hub(data: str, options: SourceOptions) -> Source:
+    """Opens a Hugging Face dataset by its name, or by the path where it was saved."""
+    address, query = parse_query(data.removeprefix("hf:"), "image", "label")
     loaded = _load(address)
     splits: Mapping[str, Any] = loaded if isinstance(loaded, Mapping) else {"train": loaded}
-    train = next((name for name in TRAIN if name in splits), None)
-    val = next((name for name in VAL if name in splits), None)
+    train, val = first_name(TRAIN_NAMES, splits), first_name(VAL_NAMES, splits)
     if train is None:
         raise SourceError(
             f"The Hugging Face dataset {address} has no train split but {', '.join(splits)}: "
             "rename one of them."
         )
     features = splits[train].features
-    image = _column(features, "Image", options.get("image"), address)
-    label = _column(features, "ClassLabel", options.get("label"), address)
-    classes = check_classes(features[label].names, address)
-    parts = []
-    for name in (train,) if val is None else (train, val):
+    image = _column(features, "Image", query.get("image"), address)
+    label = _column(features, "ClassLabel", query.get("label"), address)
+
+    def split(name: str) -> Split:
         if any(splits[name].features.get(column) != features[column] for column in (image, label)):
             raise SourceError(
                 f"The splits {train} and {name} of {address} differ in the columns {image} and "
                 f"{label}: give them the same features."
             )
-        store = HubStore(splits[name], name=name, image=image, label=label)
-        parts.append((store, np.arange(len(store))))
-        check_coverage(classes, parts[-1], f"the split {name} of {address}")
-    return (classes, *draw(*parts[0])) if val is None else (classes, parts[0], parts[1])
+        return Split(HubReader(splits[name], name=name, image=image, label=label))
+
+    held_out = None if val is None else split(val)
+    return build_source(data, features[label].names, split(train), held_out, options)
 
 
 def _load(address: str) -> Any:
     library = _library()
-    path, config = (address, None) if Path(address).exists() else _name_and_config(address)
+    path, config = address, None
+    if not Path(address).exists():
+        path, _, config = address.partition(":")
+    folder = Path(path)
     try:
-        folder = Path(path)
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             return library.load_from_disk(path)
         if folder.is_file() and folder.suffix == ".parquet":
             return library.load_dataset("parquet", data_files=path)
-        return library.load_dataset(path, config)
+        return library.load_dataset(path, config or None)
     # Anything between a missing network and a malformed file, from several libraries.
     except Exception as error:
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
@@ -105,11 +117,6 @@ def _load(address: str) -> Any:
             f"The Hugging Face dataset {address} cannot be loaded ({reason}): check the name, the "
             "configuration and the network."
         ) from error
-
-
-def _name_and_config(address: str) -> tuple[str, str | None]:
-    name, _, config = address.partition(":")
-    return name, config or None
 
 
 def _column(features: Mapping[str, Any], kind: str, wanted: str | None, address: str) -> str:
@@ -128,9 +135,4 @@ def _column(features: Mapping[str, Any], kind: str, wanted: str | None, address:
 
 
 def _library() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise SourceError(
-            "Hugging Face datasets need the package datasets: install bcosvit[train]."
-        ) from error
+    return require("datasets", extra="train", purpose="A Hugging Face dataset")

@@ -1,6 +1,6 @@
 """The one reader of pictures: whatever a file holds, out comes an upright RGB picture or an error.
 
-Everything in bcosvit that opens a picture goes through `read`, so that what is damaged, huge,
+Everything in bcosvit that opens a picture goes through `read_image`, so that what is damaged, huge,
 rotated or oddly colored is handled in one place, and a file looks the same in training, in an
 evaluation and in a figure.
 
@@ -48,7 +48,7 @@ from PIL import (
 )
 from torch import Tensor
 
-__all__ = ["EXTENSIONS", "ImageError", "ImageSource", "list_images", "read", "to_tensor"]
+__all__ = ["EXTENSIONS", "ImageError", "ImageSource", "list_images", "read_image", "to_tensor"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 
@@ -92,7 +92,7 @@ class ImageError(ValueError):
     """A picture that cannot be read; the message is one sentence with the file's name."""
 
 
-def read(
+def read_image(
     source: ImageSource,
     *,
     max_pixels: int = 100_000_000,
@@ -175,7 +175,9 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
 def to_tensor(image: Image.Image) -> Tensor:
     """An RGB picture as a float32 tensor [3, H, W] with values in [0, 1]."""
     if image.mode != "RGB":
-        raise ImageError(f"A picture in mode {image.mode} was given, RGB is needed: use read().")
+        raise ImageError(
+            f"A picture in mode {image.mode} was given, RGB is needed: use read_image()."
+        )
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     # Transposing bytes and widening afterwards moves a quarter of the memory.
     return pixels.contiguous().float().div_(255)

@@ -25,6 +25,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
+from bcosvit.data.dataset import (
+    Source,
+    SourceError,
+    SourceOptions,
+    Split,
+    parse_query,
+    register_source,
+)
 from bcosvit.data.scenery.clutter import litter, overlay
 from bcosvit.data.scenery.dice import Dice
 from bcosvit.data.scenery.grounds import CALM, GROUNDS
@@ -215,3 +223,45 @@ def _pair_poses(dice: Dice, dx: int, dy: int) -> tuple[Pose, Pose]:
             x, y = across_middle + beside, along_middle + dy * along
         poses.append(Pose(x, y, dice.between(0.13, 0.145), dice.between(0, 1)))
     return poses[0], poses[1]
+
+
+class SceneReader:
+    """Drawn scenes with the masks of their objects."""
+
+    drawn = True
+
+    def __init__(self, scenes: Scenes, name: str) -> None:
+        self._scenes = scenes
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._scenes)
+
+    def key(self, index: int) -> str:
+        return f"{self._name}/{index}"
+
+    def label(self, index: int) -> int:
+        return self._scenes.label(index)
+
+    def image(self, index: int, at_least: int | None) -> Image.Image:
+        return self._scenes[index].image
+
+    def mask(self, index: int) -> NDArray[np.bool_]:
+        return self._scenes[index].mask
+
+
+@register_source("scenes", syntax="scenes[:VARIANT][?size=64&train=2000&val=400&seed=0]")
+def open_scenes(data: str, options: SourceOptions) -> Source:
+    """Opens the drawn scenes of a variant."""
+    address, query = parse_query(data, "size", "train", "val", "seed")
+    for option, value in query.items():
+        if not value.isdecimal():
+            raise SourceError(f"The option {option} of {address} is {value!r}: give a number.")
+    numbers = {"seed": options.seed, "size": 64} | {name: int(v) for name, v in query.items()}
+    variant = address.partition(":")[2] or "plain"
+
+    def scenes(split: str) -> Scenes:
+        return Scenes(split, variant, numbers["size"], numbers.get(split), numbers["seed"])
+
+    splits = {name: Split(SceneReader(scenes(name), f"{address}/{name}")) for name in SPLITS}
+    return Source(name=data, classes=scenes("train").classes, **splits)

@@ -1,20 +1,23 @@
-"""Tar shards as a random-access store.
+"""Tar shards with random access.
 
-The `webdataset` library defines how such shards are addressed (see `data.addresses`) and how
-samples lie in them, as members ``key.jpg`` and ``key.cls`` or ``key.json``; that is kept. Archives
-of class folders (``train/<class>/x.jpg``) are read too.
+The `webdataset` library defines how shards are addressed (brace patterns, ``::`` lists, remote
+addresses) and how samples are stored in them, as members ``key.jpg`` and ``key.cls`` or
+``key.json``; both are kept. Archives of class folders (``train/<class>/x.jpg``) are read too.
 
-Its streaming is not used for training. A stream can be shuffled only within a buffer and cannot be
-entered in the middle, so that neither the order of an epoch nor a resumed run would follow from the
-seed alone. Instead each shard's headers are walked once, and a picture is its shard, offset and
-size; reading one is an open, a seek and a read, with no state between threads or processes.
+Its streaming is not used. A stream can be shuffled only within a buffer and cannot be entered in
+the middle, so that neither the order of an epoch nor a resumed run would follow from the seed
+alone. Instead, the headers of each shard are read once, and an image is its shard, offset and size.
+Reading one is an open, a seek and a read, with no state between threads or processes. A remote
+shard is copied into a local cache first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,39 +27,50 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.addresses import local_shards, webdataset
-from bcosvit.data.images import EXTENSIONS, ImageError, read
-from bcosvit.data.partition import TRAIN, VAL, Draw, Opened, check_classes, check_coverage
-from bcosvit.data.splits import SourceError
+from bcosvit.data.dataset import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    Source,
+    SourceError,
+    SourceOptions,
+    Split,
+    build_source,
+    first_name,
+    register_source,
+)
+from bcosvit.data.images import EXTENSIONS, ImageError, read_image
+from bcosvit.files import atomic, cache_folder
+from bcosvit.messages import require
 
-__all__ = ["Member", "ShardStore", "members", "open_shards"]
+__all__ = ["ShardReader", "is_shards", "open_shards"]
 
-_MARK = re.compile(rf"({'|'.join(TRAIN + VAL)})(?=[-_.\d]|$)", re.IGNORECASE)
+_REMOTE = re.compile(r"(pipe:|\w+://)")
+_SPLIT_NAME = re.compile(rf"({'|'.join(TRAIN_NAMES + VAL_NAMES)})(?=[-_.\d]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One picture in a shard."""
+    """One image in a shard."""
 
     shard: int
     name: str
     offset: int
     size: int
     label: int | str | None
-    mark: str | None
-    """The split that the archive's folders or the shard's name speak of, in lower case."""
+    split: str | None
+    """The split that the folders in the archive or the shard's name speak of, in lower case."""
 
 
-class ShardStore:
-    """Pictures in local tar files, by offset."""
+class ShardReader:
+    """Images in local tar files, by offset."""
 
     drawn = False
 
     def __init__(self, shards: Sequence[Path], found: Sequence[Member], labels: np.ndarray) -> None:
         self._shards = tuple(shards)
-        # Shards of one name in several folders must not share keys.
-        around = os.path.commonpath([shard.absolute().parent for shard in shards])
-        self._titles = [os.path.relpath(shard, around) for shard in shards]
+        # Shards of the same name in several folders must not share keys.
+        parent = os.path.commonpath([shard.absolute().parent for shard in shards])
+        self._titles = [os.path.relpath(shard, parent) for shard in shards]
         self._names = [member.name for member in found]
         self._where = np.array([(m.shard, m.offset, m.size) for m in found], np.int64)
         self._labels = labels
@@ -81,96 +95,166 @@ class ShardStore:
             raise ImageError(
                 f"The shard {path} cannot be read ({error.strerror}): check the path."
             ) from error
-        return read(data, at_least=at_least, name=f"{path}/{self._names[index]}")
+        return read_image(data, at_least=at_least, name=f"{path}/{self._names[index]}")
 
 
-def open_shards(data: str, draw: Draw, cache: Path | None) -> Opened:
-    """Index the shards of an address and part their pictures; see `data.sources`."""
-    shards = local_shards(data, cache)
-    found = members(shards)
+def is_shards(data: str | Path) -> bool:
+    """Returns whether data are tar shards, by the ending, the scheme or the folder's content."""
+    if _REMOTE.match(str(data)) or re.search(r"\.(tar(\.\w+)?|tgz)$", str(data)):
+        return True
+    folder = Path(data)
+    # An archive beside the images that were extracted from it is not a shard.
+    return folder.is_dir() and bool(_shards_in(folder)) and not _has_images(folder)
+
+
+@register_source(
+    "shards", syntax="tar shards such as shards/train-{000..012}.tar", matches=is_shards
+)
+def open_shards(data: str, options: SourceOptions) -> Source:
+    """Opens tar files by a pattern, a folder, a remote address or a ``pipe:`` command."""
+    shards = _local_shards(data, options.cache)
+    found = _members(shards)
     if not found:
-        raise SourceError(f"There are no pictures in {data}: check the shards' content.")
-    marks = {member.mark for member in found}
-    train = next((mark for mark in TRAIN if mark in marks), None)
-    val = next((mark for mark in VAL if mark in marks), None)
-    if (train is None and val is not None) or (None in marks and len(marks) > 1):
-        names = ", ".join(sorted(mark or "neither" for mark in marks))
+        raise SourceError(f"There are no images in {data}: check what the shards contain.")
+    names = {member.split for member in found}
+    train, val = first_name(TRAIN_NAMES, names), first_name(VAL_NAMES, names)
+    if (train is None and val is not None) or (None in names and len(names) > 1):
+        listed = ", ".join(sorted(name or "neither" for name in names))
         raise SourceError(
-            f"The shards {data} hold pictures marked {names}: mark all of them as train or val, by "
+            f"The shards {data} hold images marked {listed}: mark all of them as train or val, by "
             "the shards' names or the folders inside, or none."
         )
-    found = [member for member in found if member.mark in (train, val)]
+    found = [member for member in found if member.split in (train, val)]
     classes, labels = _classes(found, shards, data)
-    store = ShardStore(shards, found, labels)
+    images = Split(ShardReader(shards, found, labels))
     if val is None:
-        return (classes, *draw(store, np.arange(len(store))))
-    is_val = np.array([member.mark == val for member in found])
-    parts = (store, np.flatnonzero(~is_val)), (store, np.flatnonzero(is_val))
-    for name, part in zip(("train", "val"), parts, strict=True):
-        check_coverage(classes, part, f"the {name} part of {data}")
-    return (classes, *parts)
+        return build_source(data, classes, images, None, options)
+    is_val = np.array([member.split == val for member in found])
+    train_images = images.select(np.flatnonzero(~is_val))
+    val_images = images.select(np.flatnonzero(is_val))
+    return build_source(data, classes, train_images, val_images, options)
 
 
-def members(shards: Sequence[Path]) -> list[Member]:
-    """Every picture in the shards, with its label: from ``.cls`` or ``.json`` beside it, otherwise
-    the folder that it lies in."""
-    pictures: list[tuple[int, str, int, int]] = []
+def _has_images(folder: Path) -> bool:
+    names = (name for _, _, files in os.walk(folder) for name in files)
+    return any(os.path.splitext(name)[1].lower() in EXTENSIONS for name in names)
+
+
+def _shards_in(folder: Path) -> list[Path]:
+    """The shards in a folder, or one level below it (``train/0.tar``)."""
+    found = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern)]
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _local_shards(data: str, cache: Path | None) -> list[Path]:
+    """The shards of an address on this machine, after copying remote ones into the cache."""
+    if Path(data).is_dir():
+        return _shards_in(Path(data))
+    addresses: list[str] = [data]
+    # A command may have braces of its own, and an existing file is never a pattern.
+    if not data.startswith("pipe:") and not Path(data).exists():
+        try:
+            addresses = _webdataset("shardlists").expand_urls(data)
+        except (AssertionError, ValueError) as error:
+            raise SourceError(
+                f"The pattern {data} cannot be expanded ({error}): write a-{{000..012}}.tar."
+            ) from error
+    addresses = [address.removeprefix("file://") for address in addresses]
+    paths = [_fetch(a, cache) if _REMOTE.match(a) else Path(a) for a in addresses]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise SourceError(
+            f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}: "
+            "check the path or the pattern."
+        )
+    return paths
+
+
+def _fetch(address: str, cache: Path | None) -> Path:
+    """Copies a remote shard into the cache, completely or not at all, unless it is there."""
+    # The name says which split it is; the hash tells addresses apart.
+    names = re.findall(r"[\w.-]+\.tar\b", address) or ["shard.tar"]
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]
+    target = (cache or cache_folder("shards")) / folder / names[-1][-100:]
+    if target.exists():
+        return target
+    try:
+        with (
+            atomic(target) as partial,
+            _webdataset("gopen").gopen(address) as stream,
+            partial.open("wb") as file,
+        ):
+            shutil.copyfileobj(stream, file)
+    except Exception as error:
+        raise SourceError(
+            f"The shard {address} cannot be fetched ({error}): check the address and the network."
+        ) from error
+    return target
+
+
+def _webdataset(module: str) -> Any:
+    return require(f"webdataset.{module}", extra="train", purpose="A tar shard")
+
+
+def _members(shards: Sequence[Path]) -> list[Member]:
+    """Every image in the shards; its label is in a ``.cls`` or ``.json`` file beside it, or else it
+    is the folder."""
+    images: list[tuple[int, str, int, int]] = []
     sidecars: dict[tuple[int, str], int | str] = {}
     for number, path in enumerate(shards):
         for info, archive in _walk(path):
             stem, _, ending = info.name.rpartition(".")
             if f".{ending.lower()}" in EXTENSIONS:
-                pictures.append((number, info.name, info.offset_data, info.size))
+                images.append((number, info.name, info.offset_data, info.size))
             elif ending in {"cls", "json"}:
                 file = archive.extractfile(info)
                 assert file is not None
                 label = _label(file.read(), ending, f"{path}/{info.name}")
-                # A .cls file is there for the label alone, so that it has the last word.
+                # A .cls file is there for the label alone, so that it takes precedence.
                 if label is not None and (ending == "cls" or (number, stem) not in sidecars):
                     sidecars[number, stem] = label
     # webdataset ends a key at the first dot; file names with dots of their own end at the last.
     key_of: Callable[[str], tuple[str | None, str | None]]
-    key_of = webdataset("tariterators").base_plus_ext
-    folders = _folders([picture[1] for picture in pictures])
+    key_of = _webdataset("tariterators").base_plus_ext
+    folders = _folders([image[1] for image in images])
     found = []
-    for (number, name, offset, size), (mark, folder) in zip(pictures, folders, strict=True):
-        keys = (name.rpartition(".")[0], key_of(name)[0])
-        labels = [sidecars[number, key] for key in keys if key and (number, key) in sidecars]
-        label = labels[0] if labels else folder
-        mark = mark or _shard_mark(shards[number])
-        place = {"shard": number, "offset": offset, "size": size}
-        found.append(Member(name=name, label=label, mark=mark, **place))
+    for (number, name, offset, size), (split, label) in zip(images, folders, strict=True):
+        for key in (key_of(name)[0], name.rpartition(".")[0]):
+            label = sidecars.get((number, key or ""), label)
+        split = split or _split_of_shard(shards[number])
+        found.append(
+            Member(shard=number, name=name, offset=offset, size=size, label=label, split=split)
+        )
     return found
 
 
 def _classes(
     found: Sequence[Member], shards: Sequence[Path], data: str
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """The sorted classes and everyone's label; numbers are named by ``classes.txt``, if there."""
-    names = shards[0].parent / "classes.txt"
+) -> tuple[list[str], np.ndarray]:
+    """The sorted classes and all labels; ``classes.txt`` names numbers if it exists."""
     given: list[int | str] = []
     for member in found:
         if member.label is None:
             raise SourceError(
-                f"The picture {shards[member.shard]}/{member.name} has no label: put a .cls or "
-                ".json file beside it, or lay it in a folder named after its class."
+                f"The image {shards[member.shard]}/{member.name} has no label: put a .cls or .json "
+                "file beside it, or put it into a folder with the name of its class."
             )
         given.append(member.label)
     values = sorted(set(given), key=lambda value: (isinstance(value, str), value))
     if len({type(value) for value in values}) > 1:
         raise SourceError(f"The labels in {data} are partly numbers, partly names: use one kind.")
     classes = [str(value) for value in values]
+    names = shards[0].parent / "classes.txt"
     if isinstance(values[0], int) and names.is_file():
-        classes = names.read_text("utf-8").split("\n")
-        classes = [line.strip() for line in classes if line.strip()]
+        lines = names.read_text("utf-8").split("\n")
+        classes = [line.strip() for line in lines if line.strip()]
         if values != list(range(len(classes))):
             raise SourceError(
                 f"The labels in {data} run from {values[0]} to {values[-1]} ({len(values)} of "
                 f"them), {names} names {len(classes)} classes: both must be 0, 1, 2, …"
             )
     numbers = {value: number for number, value in enumerate(values)}
-    labels = np.array([numbers[value] for value in given], np.int64)
-    return check_classes(classes, data), labels
+    return classes, np.array([numbers[value] for value in given], np.int64)
 
 
 def _walk(path: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
@@ -189,12 +273,12 @@ def _walk(path: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError) as error:
         raise SourceError(
             f"The shard {path} is not an uncompressed tar file ({error}): unpack compressed shards "
-            "first, since pictures are read from them in any order."
+            "first, since images are read from them in any order."
         ) from error
 
 
 def _label(data: bytes, ending: str, where: str) -> int | str | None:
-    """What a sidecar says; None where a .json file holds other things."""
+    """What a file beside an image says; None where a .json file holds other things."""
     try:
         text = data.decode("utf-8").strip()
         value: Any = text
@@ -220,21 +304,25 @@ def _folders(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
     """For each name the split and the class that its folders speak of."""
     parts = [[p for p in PurePosixPath(name).parts[:-1] if p not in {".", "/"}] for name in names]
     # `tar cf pets.tar pets/` puts one folder around everything.
-    while parts and all(len(p) > 1 and p[0] == parts[0][0] for p in parts) and not _mark(parts[0]):
+    while (
+        parts
+        and all(len(p) > 1 and p[0] == parts[0][0] for p in parts)
+        and not _split_of(parts[0][0])
+    ):
         parts = [p[1:] for p in parts]
     found: list[tuple[str | None, str | None]] = []
     for part in parts:
-        mark = _mark(part)
-        rest = part[1:] if mark else part
-        found.append((mark, rest[0] if rest else None))
+        split = _split_of(part[0]) if part else None
+        rest = part[1:] if split else part
+        found.append((split, rest[0] if rest else None))
     return found
 
 
-def _mark(parts: Sequence[str]) -> str | None:
-    match = _MARK.fullmatch(parts[0]) if parts else None
+def _split_of(folder: str) -> str | None:
+    match = _SPLIT_NAME.fullmatch(folder)
     return match[1].lower() if match else None
 
 
-def _shard_mark(path: Path) -> str | None:
-    match = _MARK.match(path.name) or _MARK.fullmatch(path.parent.name)
-    return match[1].lower() if match else None
+def _split_of_shard(path: Path) -> str | None:
+    match = _SPLIT_NAME.match(path.name)
+    return match[1].lower() if match else _split_of(path.parent.name)

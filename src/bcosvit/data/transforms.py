@@ -1,7 +1,7 @@
-"""From a read picture to the model's input: PIL image in, float32 tensor [3, size, size] out.
+"""From an image to the model's input: PIL image in, float32 tensor [3, size, size] out.
 
-Two frozen dataclasses, one for training and one for evaluation (SPEC 5.3, 6.1), whose fields are
-their settings. They use torchvision's v2 transforms for what is drawn at random (the crop's
+Two frozen dataclasses, one for training and one for evaluation, whose fields are their settings.
+They use torchvision's v2 transforms for what is drawn at random (the crop's
 geometry, RandAugment), and do the resizing themselves, because that is where the time goes:
 
 * A crop is cut from the PIL image first, so that only its pixels are ever touched again.
@@ -9,7 +9,7 @@ geometry, RandAugment), and do the resizing themselves, because that is where th
   faster than Pillow's; the two differ by at most one level in 255.
 * RandAugment then works on the small PIL image, with nearest-neighbor lookup as its authors have
   it and as is torchvision's default.
-* Each transform has `at_least`, to be handed to `images.read`: the smallest size at which a JPEG
+* Each transform has `at_least`, to be passed to `read_image`: the smallest size at which a JPEG
   may be decoded without the result being resized upwards where the whole file would not have been.
   In training that holds for the smallest crop that can be drawn; in evaluation twice the target is
   kept, past which an antialiased resize cannot be told apart by eye.
@@ -36,28 +36,38 @@ from torch import Tensor
 
 from bcosvit.data.images import to_tensor
 
-__all__ = ["EvalTransform", "TrainTransform", "eval_transform", "train_transform"]
+__all__ = ["EvalTransform", "TrainTransform"]
 
 SLIMMEST = 3 / 4
 """Width over height of a crop, at least; at most its inverse."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainTransform:
-    """Random resized crop, horizontal flip, RandAugment."""
+    """Random resized crop, horizontal flip and RandAugment.
+
+    Args:
+        image_size: The side of the square that comes out, in pixels.
+        rand_augment: How many operations RandAugment applies to an image, and their magnitude from
+            0 to 30; with 0 operations, it is left out.
+        flip: The probability of a horizontal flip.
+        scale: The smallest and the largest share of the image's area that a crop may have.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> TrainTransform(224, scale=(0.5, 1.0))(Image.new("RGB", (640, 480))).shape
+        torch.Size([3, 224, 224])
+    """
 
     image_size: int
-    """Side of the square that comes out, in pixels."""
     rand_augment: tuple[int, int] = (2, 9)
-    """How many operations a picture gets, and how strong they are on a scale from 0 to 30; none
-    at all with 0 operations."""
     flip: float = 0.5
-    """Probability of mirroring left and right."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of the picture's area that a crop may have."""
 
     def __post_init__(self) -> None:
-        _check_size("image_size", self.image_size)
+        _check_size(self.image_size)
         number, strength = self.rand_augment
         if number < 0 or not 0 <= strength <= 30:
             raise ValueError(
@@ -99,22 +109,37 @@ class TrainTransform:
         return _v2().RandAugment(number, strength)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EvalTransform:
-    """Resize the short side, cut out the center; nothing is random."""
+    """Resizes the short side and crops the center; nothing is random.
+
+    Args:
+        image_size: The side of the square that comes out, in pixels.
+        crop_fraction: The share of the short side that the crop keeps. The default resizes to 256
+            pixels before it crops 224, and keeps this proportion at other sizes.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> EvalTransform(224)(Image.new("RGB", (640, 480))).shape
+        torch.Size([3, 224, 224])
+    """
 
     image_size: int
-    """Side of the square that comes out, in pixels."""
-    resize: int
-    """The short side before the cut."""
+    crop_fraction: float = 224 / 256
 
     def __post_init__(self) -> None:
-        _check_size("image_size", self.image_size)
-        if self.resize < self.image_size:
+        _check_size(self.image_size)
+        if not 0 < self.crop_fraction <= 1:
             raise ValueError(
-                f"resize is {self.resize} for an image_size of {self.image_size}: the short side "
-                "must be at least as long as the square that is cut from it."
+                f"crop_fraction is {self.crop_fraction}: give a share above 0 and up to 1."
             )
+
+    @property
+    def resize(self) -> int:
+        """The short side before the crop."""
+        return round(self.image_size / self.crop_fraction)
 
     @property
     def at_least(self) -> int:
@@ -130,23 +155,6 @@ class EvalTransform:
         return to_tensor(image.crop((left, top, left + self.image_size, top + self.image_size)))
 
 
-def train_transform(
-    image_size: int,
-    rand_augment: tuple[int, int] = (2, 9),
-    flip: float = 0.5,
-    scale: tuple[float, float] = (0.08, 1.0),
-) -> TrainTransform:
-    """The paper's augmentation."""
-    return TrainTransform(image_size=image_size, rand_augment=rand_augment, flip=flip, scale=scale)
-
-
-def eval_transform(image_size: int, resize: int | None = None) -> EvalTransform:
-    """The paper's evaluation crop: 256 to 224, and the same proportion at other sizes."""
-    _check_size("image_size", image_size)
-    short = round(image_size * 256 / 224) if resize is None else resize
-    return EvalTransform(image_size=image_size, resize=short)
-
-
 def _v2() -> ModuleType:
     """torchvision's v2 transforms, imported when first needed: that takes seconds."""
     from bcosvit._torchvision import torchvision
@@ -154,9 +162,9 @@ def _v2() -> ModuleType:
     return importlib.import_module(f"{torchvision.__name__}.transforms.v2")
 
 
-def _check_size(name: str, size: int) -> None:
+def _check_size(size: int) -> None:
     if size < 1:
-        raise ValueError(f"{name} is {size}: give a positive number of pixels.")
+        raise ValueError(f"image_size is {size}: give a positive number of pixels.")
 
 
 def _resize(image: Image.Image, width: int, height: int) -> Image.Image:

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.sources import Source
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Source, Split
 from bcosvit.metrics import write_summary
 from bcosvit.models.catalog import create_model
 from bcosvit.models.weights import save
@@ -198,6 +197,6 @@ def _few(source: Source, count: int) -> Source:
 
     def some(split: Split, most: int) -> Split:
         step = max(1, len(split) // most)
-        return Split(split.store, split.indices[::step][:most], max_skipped=split.max_skipped)
+        return split.select(range(len(split))[::step][:most])
 
     return replace(source, train=some(source.train, count), val=some(source.val, count // 4))

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from bcosvit.data.transforms import eval_transform
+from bcosvit.data.dataset import LabeledImages, labeled_images
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
 from bcosvit.metrics import (
     Accuracy,
@@ -33,7 +34,6 @@ from bcosvit.models.vit import VisionTransformer
 from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.spec import RunSpec
-from bcosvit.report.evaluation_data import Pictures, open_pictures
 from bcosvit.report.provenance import machine
 from bcosvit.report.subject import Subject, choose_device
 
@@ -49,7 +49,7 @@ class Loaded:
     """A finished run's model and the validation pictures as it sees them."""
 
     subject: Subject
-    pictures: Pictures
+    pictures: LabeledImages
 
 
 def load(runs: Runs, spec: RunSpec) -> Loaded:
@@ -57,9 +57,12 @@ def load(runs: Runs, spec: RunSpec) -> Loaded:
     study, recipe = runs.study, runs.recipe(spec)
     subject = Subject.load(runs.weights(spec), study.device)
     size = subject.transform.image_size
-    crop = eval_transform(size, resize=round(size / recipe.eval_crop))
+    crop = EvalTransform(size, recipe.eval_crop)
     subject = dataclasses.replace(subject, transform=crop)
-    pictures = open_pictures(runs.source, "val", subject)
+    names = subject.names if subject.named else None
+    pictures = labeled_images(
+        runs.source, "val", names, subject.transform, num_classes=len(subject.names)
+    )
     if study.limit is not None:
         pictures.limit(study.limit, seed=0)
     return Loaded(subject=subject, pictures=pictures)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import open_source
 from bcosvit.models.catalog import create_model
 from bcosvit.paper.budget import Clock, fitted
 from bcosvit.paper.catalog import find_figures

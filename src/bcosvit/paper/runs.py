@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bcosvit.data.sources import Source
+from bcosvit.data.dataset import Source
 from bcosvit.metrics import write_summary
 from bcosvit.models.card import RUN_KEY
 from bcosvit.models.catalog import model_config

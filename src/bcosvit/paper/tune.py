@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from bcosvit.data.partition import Draw
-from bcosvit.data.sources import Source
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Source, hold_out
 from bcosvit.metrics import write_summary
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.schedule import with_epochs, with_rate
@@ -102,9 +100,5 @@ def _conditions(trials: Runs, kind: str) -> str:
 
 def held_out(source: Source) -> Source:
     """The training pictures alone: most to train on, some to decide by."""
-    train, val = Draw(fraction=HELD_OUT, seed=0)(source.train.store, source.train.indices)
-    return replace(
-        source,
-        train=Split(*train, max_skipped=source.train.max_skipped),
-        val=Split(*val, max_skipped=source.train.max_skipped),
-    )
+    train, val = hold_out(source.train, HELD_OUT)
+    return replace(source, train=train, val=val)

@@ -7,13 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from bcosvit.data.sources import open_source
+from bcosvit.data.dataset import LabeledImages, labeled_images, open_source
 from bcosvit.files import make_folder
 from bcosvit.metrics import Evaluation, GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.metrics import Progress as Told
 from bcosvit.metrics.localization import CELLS
 from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
-from bcosvit.report.evaluation_data import Pictures, open_pictures
 from bcosvit.report.provenance import command_line, versions
 from bcosvit.report.subject import Subject, pick
 
@@ -46,7 +45,13 @@ def evaluate_weights(
     subject = Subject.load(weights, device)
     chosen = subject.methods(methods)
     source = open_source(data)
-    pictures = open_pictures(source, split, subject)
+    pictures = labeled_images(
+        source,
+        split,
+        subject.names if subject.named else None,
+        subject.transform,
+        num_classes=len(subject.names),
+    )
     if limit is not None:
         pictures.limit(limit, seed)
     wanted, left_out = _metrics(metrics, subject, pictures)
@@ -84,11 +89,11 @@ def evaluate_weights(
 
 
 def _metrics(
-    given: str, subject: Subject, pictures: Pictures
+    given: str, subject: Subject, pictures: LabeledImages
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The metrics to measure, and why others are not; asked for by name they must be possible."""
     impossible: dict[str, str] = {}
-    classes = min(pictures.classes(), len(subject.names))
+    classes = min(pictures.num_classes(), len(subject.names))
     if classes < CELLS:
         impossible["localization"] = f"a grid shows {CELLS} classes, and there are {classes}"
     if pictures.masks() is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.splits import Skipped
+from bcosvit.data.dataset import Skipped
 from bcosvit.metrics import Estimate, Evaluation, Localization, Masked, Perturbation
 from bcosvit.metrics.localization import CHANCE
 from bcosvit.report.evaluate_table import completeness, metric_columns

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from bcosvit.data.images import ImageError, list_images, read
-from bcosvit.data.splits import Skipped
+from bcosvit.data.dataset import Skipped
+from bcosvit.data.images import ImageError, list_images, read_image
 from bcosvit.report.classes import find_classes
 from bcosvit.report.explain_files import json_file, npz_files, png_files
 from bcosvit.report.explain_html import About, explain_page
@@ -91,7 +91,7 @@ def explain_pictures(
         for number, (name, path) in enumerate(_told(paths, console), start=1):
             found: Explained | Skipped
             try:
-                image = subject.transform(read(path, at_least=subject.transform.at_least))
+                image = subject.transform(read_image(path, at_least=subject.transform.at_least))
             except ImageError as error:
                 if len(skipped) == len(paths) - 1:
                     raise _nothing(len(paths), error) from error

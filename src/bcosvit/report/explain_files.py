@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bcosvit.data.splits import Skipped
+from bcosvit.data.dataset import Skipped
 from bcosvit.files import atomic
 from bcosvit.report.explain_html import About, Add
 from bcosvit.report.explained import TOP, Explained, colors

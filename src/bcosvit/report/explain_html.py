@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.splits import Skipped
+from bcosvit.data.dataset import Skipped
 from bcosvit.report.explained import TITLES, TOP, Explained, Sums, colors
 from bcosvit.report.figures import (
     JET_METHODS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bcosvit.attribution import explainers
-from bcosvit.data.transforms import EvalTransform, eval_transform
+from bcosvit.data.transforms import EvalTransform
 from bcosvit.models.base import AnyModel
 from bcosvit.models.card import RUN_KEY as RUN_KEY
 from bcosvit.models.config import DenseNetConfig, to_dict
@@ -111,5 +111,5 @@ def _transform_for(model: AnyModel, notes: Mapping[str, str]) -> EvalTransform:
             f"give it a square size with bcosvit.resize_prior."
         )
     run = json.loads(notes.get(RUN_KEY, "{}"))
-    crop = run.get("eval_crop", 224 / 256)
-    return eval_transform(height, resize=round(height / crop))
+    crop = run.get("eval_crop", EvalTransform.crop_fraction)
+    return EvalTransform(height, crop)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 from bcosvit.models.config import ModelConfig, StemConfig
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn import prepared

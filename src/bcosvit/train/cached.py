@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed

@@ -21,7 +21,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 from bcosvit.train.cache import FeatureCache, view_of
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.seeds import mix

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.train.crops import draw_boxes, resampled
 from bcosvit.train.data import Batch, Ticket

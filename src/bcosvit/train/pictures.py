@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from bcosvit.attribution import explain
-from bcosvit.data.splits import Split
+from bcosvit.data.dataset import Split
 from bcosvit.files import atomic
 from bcosvit.report.figures import Tile, contribution_image, panel, photo_image
 from bcosvit.train.task import Task

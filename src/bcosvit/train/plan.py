@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.sources import Source, open_source
+from bcosvit.data.dataset import Source, open_source
 from bcosvit.models.catalog import model_config
 from bcosvit.models.config import FROM_FAMILY, Config, DenseNetConfig, ModelConfig
 from bcosvit.train.initialize import config_in

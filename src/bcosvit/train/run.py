@@ -20,9 +20,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
-from bcosvit.data.sources import Source
-from bcosvit.data.splits import SourceError, Split
-from bcosvit.data.transforms import eval_transform, train_transform
+from bcosvit.data.dataset import Source, SourceError, Split
+from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.models.base import AnyModel
 from bcosvit.models.catalog import create_model
 from bcosvit.models.config import Config
@@ -157,13 +156,13 @@ def train(
 
 def _splits(plan: Plan, source: Source) -> tuple[Split, Split]:
     recipe, size = plan.recipe, plan.image_size
-    for_training = train_transform(
+    for_training = TrainTransform(
         size,
         rand_augment=recipe.rand_augment or (0, 0),
         flip=recipe.flip,
         scale=recipe.crop,
     )
-    for_validation = eval_transform(size, resize=round(size / recipe.eval_crop))
+    for_validation = EvalTransform(size, recipe.eval_crop)
     return (
         keep_drawn(source.train).with_transform(for_training),
         keep_drawn(source.val).with_transform(for_validation),

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from bcosvit.data.splits import Skipped, Split, write_skipped
+from bcosvit.data.dataset import Skipped, Split, write_skipped
 
 
 class SkippedFiles(Callback):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bcosvit.data.images import read
+from bcosvit.data.images import read_image
 from bcosvit.report.classes import find_classes
 from bcosvit.report.explained import TOP, Explained, Lens, Sums
 from bcosvit.report.figures import contribution_scales
@@ -112,7 +112,7 @@ class Answers:
             raise ValueError(f"The file {path.name} is larger than {most} MB: shrink the picture.")
         transform = self.subject.transform
         pixels, enough = self.limits.pixels, transform.at_least
-        image = transform(read(path, max_pixels=pixels, at_least=enough, name=path.name))
+        image = transform(read_image(path, max_pixels=pixels, at_least=enough, name=path.name))
         key = hashlib.sha256(image.numpy().tobytes()).hexdigest()
         return Picture(name=path.name, image=image, key=key)
 

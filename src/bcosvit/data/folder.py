@@ -1,4 +1,4 @@
-"""A folder of pictures, one sub-folder a class, with or without train/ and val/ above them."""
+"""Folders of images, with one sub-folder per class."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.images import EXTENSIONS, list_images, read
-from bcosvit.data.partition import TRAIN, VAL, Draw, Opened, check_classes, few
-from bcosvit.data.splits import SourceError
+from bcosvit.data.dataset import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    Source,
+    SourceError,
+    SourceOptions,
+    Split,
+    build_source,
+    check_classes,
+    first_name,
+    register_source,
+)
+from bcosvit.data.images import EXTENSIONS, list_images, read_image
+from bcosvit.messages import and_more
 
-__all__ = ["FolderStore", "open_folder"]
+__all__ = ["FolderReader", "open_folder"]
 
 
-class FolderStore:
-    """Picture files by their paths below one folder; the path is the key."""
+class FolderReader:
+    """Image files by their paths below a folder; the path is the key."""
 
     drawn = False
 
@@ -35,14 +46,17 @@ class FolderStore:
         return int(self._labels[index])
 
     def image(self, index: int, at_least: int | None) -> Image.Image:
-        return read(self._root / self._paths[index], at_least=at_least)
+        return read_image(self._root / self._paths[index], at_least=at_least)
 
 
-def open_folder(root: Path, draw: Draw) -> Opened:
-    """Find the classes and pictures; see `data.sources` for the layouts."""
-    if not root.is_dir():
-        kind = "a file, neither a folder nor a tar shard" if root.exists() else "missing"
-        raise SourceError(f"The data folder {root} is {kind}: give a folder of class folders.")
+@register_source(
+    "folder",
+    syntax="a folder with one sub-folder per class",
+    matches=lambda data: Path(data).is_dir(),
+)
+def open_folder(data: str, options: SourceOptions) -> Source:
+    """Opens a folder of class folders, or one with ``train/`` and ``val/`` that hold them."""
+    root = Path(data)
     parts = _parts(root)
     classes: tuple[str, ...] = ()
     paths: list[str] = []
@@ -53,8 +67,8 @@ def open_folder(root: Path, draw: Draw) -> Opened:
         if ends and names != classes:
             odd = sorted(set(names) ^ set(classes))
             raise SourceError(
-                f"The classes of {parts[0]} and {part} differ ({few(odd)}): both need the same "
-                "class folders."
+                f"The classes of {parts[0]} and {part} differ ({and_more(map(repr, odd))}): both "
+                "need the same class folders."
             )
         classes = names
         for label, name in enumerate(classes):
@@ -64,21 +78,20 @@ def open_folder(root: Path, draw: Draw) -> Opened:
             paths += found
             labels += [label] * len(found)
         ends.append(len(paths))
-    store = FolderStore(root, paths, labels)
-    if len(parts) == 1:
-        return (classes, *draw(store, np.arange(len(store))))
-    return classes, (store, np.arange(ends[0])), (store, np.arange(ends[0], ends[1]))
+    images = Split(FolderReader(root, paths, labels))
+    train = images.select(range(ends[0]))
+    val = images.select(range(ends[0], ends[1])) if len(ends) > 1 else None
+    return build_source(data, classes, train, val, options)
 
 
 def _parts(root: Path) -> list[Path]:
     """The folders that hold class folders: the root, train/, or train/ and val/."""
     folders = {folder.name.lower(): folder for folder in _subfolders(root)}
-    train = next((folders[name] for name in TRAIN if name in folders), None)
-    val = next((folders[name] for name in VAL if name in folders), None)
+    train, val = first_name(TRAIN_NAMES, folders), first_name(VAL_NAMES, folders)
     if train is not None:
-        return [train] if val is None else [train, val]
-    if val is not None and folders.keys() <= set(VAL):
-        raise SourceError(f"The data folder {root} has {val.name}/ but no train/: add it.")
+        return [folders[train], *([] if val is None else [folders[val]])]
+    if val is not None and folders.keys() <= set(VAL_NAMES):
+        raise SourceError(f"The data folder {root} has {folders[val].name}/ but no train/: add it.")
     return [root]
 
 
@@ -90,16 +103,16 @@ def _class_names(part: Path) -> tuple[str, ...]:
     names = [folder.name for folder in _subfolders(part)]
     if not names and list_images(part, recursive=False):
         raise SourceError(
-            f"The pictures in {part} lie in no class folder: sort them into one folder a class."
+            f"The images in {part} are in no class folder: sort them into one folder per class."
         )
     return check_classes(names, part)
 
 
 def _empty(folder: Path) -> str:
-    """Say also what does lie there: mostly it is a format that we do not read."""
+    """Also says what is there: it is mostly a format that we do not read."""
     endings = Counter(path.suffix.lower() for path in folder.rglob("*") if path.is_file())
     other = ", ".join(f"{count} {ending or 'other'}" for ending, count in endings.most_common(3))
     return (
-        f"The class folder {folder} has no pictures{f' but {other} files' if other else ''}: add "
+        f"The class folder {folder} has no images{f' but {other} files' if other else ''}: add "
         f"some ({', '.join(sorted(EXTENSIONS))}) or remove the folder."
     )

@@ -1,0 +1,725 @@
+"""Data sets of labeled images: readers, splits, sources, and the registry of kinds of data.
+
+A `Reader` knows where images are stored (a folder, tar shards, a Hugging Face dataset, a drawing
+function). A `Split` is a map-style dataset over some of a reader's images. A `Source` is a training
+split, a validation split and the class names, and `open_source` makes one from a text. The kinds of
+data that it understands register themselves with `register_source`.
+
+Every split is random-access, also over shards. The order of a run is then a function of the seed
+and the epoch alone, and a run that resumes in the middle of an epoch sees exactly the images that
+it would have seen.
+
+Unreadable files are handled twice. `check_source` reads everything before training and returns a
+source without them. During training, an image that has become unreadable is replaced by the next
+readable one of its split, which depends on the files alone and not on the number of workers or on a
+restart. Unreadable positions are marked in shared memory, because data loaders read in worker
+processes while the training process counts them and stops above the limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import update_wrapper
+from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from bcosvit.data.images import ImageError
+from bcosvit.files import atomic
+from bcosvit.messages import and_more
+from bcosvit.registry import Registry
+
+__all__ = [
+    "LabeledImages",
+    "MaskReader",
+    "Reader",
+    "Skipped",
+    "Source",
+    "SourceError",
+    "SourceKind",
+    "SourceOptions",
+    "Split",
+    "build_source",
+    "check_source",
+    "hold_out",
+    "labeled_images",
+    "open_source",
+    "register_source",
+    "source_syntax",
+    "write_skipped",
+]
+
+Sample: TypeAlias = tuple[Image.Image | Tensor, int, str]
+Transform: TypeAlias = Callable[[Image.Image], Tensor]
+
+TRAIN_NAMES = ("train", "training")
+VAL_NAMES = ("val", "valid", "validation", "test")
+"""Names of splits, in the order in which they are looked for: beside a val, a test is unused."""
+
+_CHUNK = 1024
+
+
+class SourceError(ValueError):
+    """A data set cannot be used; the message is one sentence that says why."""
+
+
+class Reader(Protocol):
+    """Random access to stored images. It must work from several threads and after a fork."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether images are drawn instead of read, so that none can be unreadable."""
+
+    def __len__(self) -> int: ...
+
+    def key(self, index: int) -> str:
+        """Returns a name of the image that is unique within the reader."""
+
+    def label(self, index: int) -> int:
+        """Returns the class of the image without reading it."""
+
+    def image(self, index: int, at_least: int | None) -> Image.Image:
+        """Returns the image in RGB or raises `ImageError`; see `read_image` for ``at_least``."""
+
+
+@runtime_checkable
+class MaskReader(Protocol):
+    """A reader that also knows where the objects are."""
+
+    def mask(self, index: int) -> NDArray[np.bool_] | None:
+        """Returns the pixels [H, W] of the object in an image, or None if they are unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """An image that was left out, and why."""
+
+    key: str
+    reason: str
+
+
+class Split(Dataset[Sample]):
+    """A map-style dataset of (image, label, key) over some images of a reader.
+
+    An item may be a position, or a pair of a position and a seed. With a seed, torch's CPU
+    generator is seeded for this one sample and restored afterwards, so that random augmentation
+    depends on the pair alone, however many workers there are and wherever a run resumes.
+
+    Args:
+        reader: Where the images are stored.
+        indices: The images of the reader that belong to the split; all by default.
+        transform: Applied to each image; without one, items hold PIL images.
+        max_skipped: The share of the split that may be unreadable before an error is raised.
+
+    Raises:
+        SourceError: If ``max_skipped`` is not between 0 and 1.
+
+    Example:
+        >>> split = open_source("scenes?train=8&val=8").train
+        >>> image, label, key = split[3]
+        >>> key
+        'scenes/train/3'
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        transform: Transform | None = None,
+        max_skipped: float = 0.01,
+    ) -> None:
+        _check_skipped(max_skipped)
+        self.reader = reader
+        self.indices = np.asarray(range(len(reader)) if indices is None else indices, np.int64)
+        self.transform = transform
+        self.max_skipped = max_skipped
+        self._bad = torch.zeros(len(self.indices), dtype=torch.uint8).share_memory_()
+
+    def __repr__(self) -> str:
+        return f"Split({len(self)} images, transform={self.transform})"
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int | tuple[int, int]) -> Sample:
+        if isinstance(position, tuple):
+            position, seed = position
+            with _seeded(seed):
+                return self[position]
+        found, image = self._readable(range(len(self))[position])
+        label, key = self.label(found), self.key(found)
+        return (image if self.transform is None else self.transform(image)), label, key
+
+    def key(self, position: int) -> str:
+        """Returns the name of an image without reading it."""
+        return self.reader.key(int(self.indices[position]))
+
+    def label(self, position: int) -> int:
+        """Returns the class of an image without reading it."""
+        return self.reader.label(int(self.indices[position]))
+
+    def labels(self) -> list[int]:
+        """Returns the classes of all images in order."""
+        return [self.label(position) for position in range(len(self))]
+
+    def select(self, positions: Sequence[int] | np.ndarray) -> Split:
+        """Returns a split of the images at these positions."""
+        indices = self.indices[np.asarray(positions, np.int64)]
+        return Split(self.reader, indices, transform=self.transform, max_skipped=self.max_skipped)
+
+    def with_transform(self, transform: Transform | None) -> Split:
+        """Returns the same images with another transform; both know the same unreadable ones."""
+        other = Split(self.reader, self.indices, transform=transform, max_skipped=self.max_skipped)
+        other._bad = self._bad
+        return other
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Returns the unreadable images found so far by any worker."""
+        return tuple(
+            Skipped(key=self.key(position), reason=self.reason(position) or "readable again")
+            for position in self._bad.nonzero().flatten().tolist()
+        )
+
+    def reason(self, position: int) -> str | None:
+        """Reads an image and returns why it is unreadable, or None if it can be read."""
+        try:
+            # The smallest decoding still runs through all of the file's data.
+            self.reader.image(int(self.indices[position]), at_least=1)
+        except ImageError as error:
+            return str(error)
+        return None
+
+    def unreadable(
+        self, *, progress: Callable[[int], None] | None = None, num_workers: int | None = None
+    ) -> dict[int, str]:
+        """Reads every image and returns the unreadable positions with their reasons.
+
+        Args:
+            progress: Called on this thread with the number of images read since the last call.
+            num_workers: Number of threads; decoding runs outside of Python's global lock.
+        """
+        bad: dict[int, str] = {}
+        if self.reader.drawn:
+            return bad
+        with ThreadPoolExecutor(num_workers or min(32, (os.cpu_count() or 1) + 4)) as pool:
+            # In chunks: one future per image of a large data set would fill the memory.
+            for start in range(0, len(self), _CHUNK):
+                chunk = range(start, min(start + _CHUNK, len(self)))
+                reasons = zip(chunk, pool.map(self.reason, chunk), strict=True)
+                bad |= {position: reason for position, reason in reasons if reason is not None}
+                if progress is not None:
+                    progress(len(chunk))
+        return bad
+
+    def enforce_limit(self, bad: int, example: str) -> None:
+        """Raises `SourceError` if more images are unreadable than ``max_skipped`` allows.
+
+        In a small split, a single file is more than any sensible share: one unreadable image is
+        always allowed unless ``max_skipped`` is 0.
+        """
+        allowed = max(1.0, self.max_skipped * len(self)) if self.max_skipped else 0.0
+        if bad > allowed:
+            raise SourceError(
+                f"{bad} of {len(self)} images cannot be read, a share of {self.max_skipped:g} is "
+                f"allowed (the last one: {example.rstrip('.')}): repair the data or raise "
+                "max_skipped."
+            )
+
+    def _readable(self, position: int) -> tuple[int, Image.Image]:
+        at_least = getattr(self.transform, "at_least", None)
+        for step in range(len(self)):
+            found = (position + step) % len(self)
+            if self._bad[found]:
+                continue
+            try:
+                return found, self.reader.image(int(self.indices[found]), at_least)
+            except ImageError as error:
+                self._bad[found] = 1
+                self.enforce_limit(int(self._bad.sum()), str(error))
+        raise SourceError(f"None of {len(self)} images can be read: check the data.")
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # torch.manual_seed would also reseed the accelerators, which the training step uses meanwhile.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set that is ready for training; `open_source` makes one."""
+
+    name: str
+    """The text that was given to `open_source`."""
+    classes: tuple[str, ...]
+    """The class names; a label is a position in this tuple."""
+    train: Split
+    """The images to train on."""
+    val: Split
+    """The images to validate on."""
+
+    def fingerprint(self) -> str:
+        """Returns a hash of classes, keys and labels in order; pixels do not enter.
+
+        A run that resumes compares it to find out whether its images are still the same.
+        """
+        digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", "surrogatepass"))
+        for split in (self.train, self.val):
+            digest.update(b"\n\n")
+            for position in range(len(split)):
+                line = f"{split.label(position)}\0{split.key(position)}\n"
+                digest.update(line.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """The options of `open_source`, which each kind of data receives."""
+
+    val_fraction: float = 0.1
+    seed: int = 0
+    max_skipped: float = 0.01
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.val_fraction)
+        _check_skipped(self.max_skipped)
+
+
+Opener: TypeAlias = Callable[[str, SourceOptions], Source]
+
+
+@dataclass(kw_only=True, eq=False)
+class SourceKind:
+    """A registered kind of data."""
+
+    syntax: str
+    """How the text looks, for help and error messages."""
+    matches: Callable[[str | Path], bool]
+    """Whether a text or a path is of this kind."""
+    open: Opener
+
+
+SOURCES: Registry[SourceKind] = Registry(kind="kind of data", group="bcosvit.sources")
+
+
+def register_source(
+    name: str, *, syntax: str, matches: Callable[[str | Path], bool] | None = None
+) -> Callable[[Opener], Opener]:
+    """Registers a function that opens a kind of data, so that `open_source` understands it.
+
+    Args:
+        name: The name of the kind. Without ``matches``, it is also the scheme: the kind then opens
+            the texts ``name`` and ``name:...`` but no `pathlib.Path`.
+        syntax: How the text looks, for help and error messages.
+        matches: Whether a text or a path is of this kind. The kind that was registered last is
+            asked first.
+
+    Returns:
+        A decorator for a function of the text and the `SourceOptions` that returns a `Source`.
+
+    Raises:
+        ValueError: If the name is taken.
+
+    Example:
+        >>> @register_source("few", syntax="few:DATA")
+        ... def open_few(data: str, options: SourceOptions) -> Source:
+        ...     source = open_source(data.removeprefix("few:"), seed=options.seed)
+        ...     return replace(source, train=source.train.select(range(20)))
+        >>> len(open_source("few:scenes").train)
+        20
+    """
+
+    def by_scheme(data: str | Path) -> bool:
+        address = str(data).partition("?")[0]
+        has_scheme = address.partition(":")[0] == name and not address.startswith(f"{name}://")
+        return isinstance(data, str) and has_scheme
+
+    def decorator(function: Opener) -> Opener:
+        kind = SourceKind(syntax=syntax, matches=matches or by_scheme, open=function)
+        SOURCES.register(name)(update_wrapper(kind, function))  # type: ignore[arg-type]
+        return function
+
+    return decorator
+
+
+def source_syntax() -> str:
+    """Returns how the text of each kind of data looks, for help texts."""
+    return "; ".join(kind.syntax for _, kind in SOURCES.items())
+
+
+def open_source(
+    data: str | Path,
+    *,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    max_skipped: float = 0.01,
+    cache: Path | None = None,
+) -> Source:
+    """Opens a data set: a folder, tar shards, a Hugging Face dataset, drawn scenes.
+
+    Everything that would spoil a run is an error here, before any training: a missing folder, a
+    class without images, classes with nearly the same name, a validation split with other classes.
+    Labels are positions in the sorted class names (numbers are sorted as numbers; Hugging Face
+    datasets and scenes keep their own order).
+
+    Args:
+        data: ``path/to/folder`` with one sub-folder per class, or with ``train/`` and ``val/`` that
+            have them; ``shards/train-{000..012}.tar``, a folder of tar files or a remote address;
+            ``hf:NAME_OR_PATH[:CONFIG][?image=COLUMN&label=COLUMN]``;
+            ``scenes[:VARIANT][?size=64&train=2000&val=400&seed=0]``. A folder that is named like
+            another kind of data can be given as a `pathlib.Path` or as ``./scenes``.
+        val_fraction: The share of each class that is held out for validation where the data have
+            no validation split.
+        seed: Another seed holds out other images.
+        max_skipped: The share of a split that may be unreadable. Unless it is 0, one image always
+            may.
+        cache: Where copies of remote shards are kept; the user's cache folder by default.
+
+    Raises:
+        SourceError: If the data cannot be used.
+
+    Example:
+        >>> source = open_source("scenes:hard?size=32&train=80&val=16")
+        >>> len(source.classes), len(source.train), len(source.val)
+        (8, 80, 16)
+    """
+    options = SourceOptions(
+        val_fraction=val_fraction, seed=seed, max_skipped=max_skipped, cache=cache
+    )
+    for _, kind in reversed(SOURCES.items()):
+        if kind.matches(data):
+            return kind.open(str(data), options)
+    problem = "is a file that is no data set" if Path(data).exists() else "is missing"
+    raise SourceError(f"The data set {data} {problem}: give one of {source_syntax()}.")
+
+
+def build_source(
+    name: str,
+    classes: Iterable[str],
+    train: Split,
+    val: Split | None,
+    options: SourceOptions,
+) -> Source:
+    """Makes a source from its parts after checking them.
+
+    Every kind of data finds its images in its own way and then uses this function, so that the same
+    images give the same labels, validation split and error messages in a folder and in shards.
+
+    Args:
+        name: The text that was given to `open_source`.
+        classes: The class names, in the order of the labels.
+        train: The images to train on.
+        val: The images to validate on; if None, they are held out from ``train``.
+        options: The options of `open_source`.
+
+    Raises:
+        SourceError: If there are fewer than two classes, if two names can hardly be told apart, or
+            if a split has no images of a class.
+    """
+    classes = check_classes(classes, name)
+    for part, split in {"training": train, "validation": val}.items():
+        absent = set() if split is None else set(range(len(classes))) - set(split.labels())
+        if absent:
+            names = and_more(repr(classes[label]) for label in sorted(absent))
+            raise SourceError(
+                f"There are no images of {names} in the {part} split of {name}: add some, or "
+                "remove the class from both splits."
+            )
+    if val is None:
+        train, val = hold_out(train, options.val_fraction, options.seed)
+    for split in (train, val):
+        split.max_skipped = options.max_skipped
+    return Source(name=name, classes=classes, train=train, val=val)
+
+
+def check_classes(names: Iterable[str], where: object) -> tuple[str, ...]:
+    """Returns the class names, or raises if there are too few or two can hardly be told apart."""
+    classes = tuple(names)
+    if not classes:
+        raise SourceError(f"There are no classes in {where}: give one folder of images per class.")
+    seen: dict[str, str] = {}
+    for name in classes:
+        # How file systems that ignore case, or that normalize as macOS does, compare the two.
+        plain = unicodedata.normalize("NFC", name).casefold().strip()
+        if plain in seen:
+            raise SourceError(
+                f"The classes {seen[plain]!r} and {name!r} in {where} differ only in case, spaces "
+                "or Unicode form: merge or rename them."
+            )
+        seen[plain] = name
+    if len(classes) == 1:
+        raise SourceError(
+            f"There is a single class in {where}, {classes[0]!r}: at least two are needed; if it "
+            "is the folder around the classes, give its path."
+        )
+    return classes
+
+
+def hold_out(split: Split, fraction: float, seed: int = 0) -> tuple[Split, Split]:
+    """Divides a split into one for training and one for validation, class by class.
+
+    Images are ranked by a hash of the seed and their key. Unlike a shuffle, this does not depend on
+    any library's random numbers, and adding or removing an image hardly changes the others.
+
+    Args:
+        split: The images to divide.
+        fraction: The share of each class that is held out: at least one image if there are two,
+            never all of them.
+        seed: Another seed holds out other images.
+
+    Returns:
+        The images to train on and the images that were held out, both in their old order.
+
+    Raises:
+        SourceError: If no class has two images.
+    """
+    _check_fraction(fraction)
+    by_label: dict[int, list[int]] = {}
+    for position, label in enumerate(split.labels()):
+        by_label.setdefault(label, []).append(position)
+
+    def rank(position: int) -> bytes:
+        text = f"{seed}\0{split.key(position)}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+    held = np.zeros(len(split), np.bool_)
+    for members in by_label.values():
+        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
+        held[sorted(members, key=rank)[:count]] = True
+    if not held.any():
+        raise SourceError(
+            "No class has a second image that could be held out for validation: give more images "
+            "or a validation split."
+        )
+    return split.select(np.flatnonzero(~held)), split.select(np.flatnonzero(held))
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction < 1:
+        raise SourceError(f"val_fraction is {fraction}: give a share between 0 and 1.")
+
+
+def _check_skipped(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise SourceError(f"max_skipped is {share}: give a share between 0 and 1.")
+
+
+def check_source(
+    source: Source,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    num_workers: int | None = None,
+) -> tuple[Source, tuple[Skipped, ...]]:
+    """Reads every image once and removes the unreadable ones.
+
+    Args:
+        source: The data set to check.
+        progress: Called with the number of images that have been read and their total number.
+        num_workers: Number of threads that read.
+
+    Returns:
+        The source without the unreadable images, and the list of those.
+
+    Raises:
+        SourceError: If too many images are unreadable or none of a class is left to train on.
+
+    Example:
+        >>> source, skipped = check_source(open_source("scenes?train=8&val=8"))
+        >>> skipped
+        ()
+    """
+    done, total = 0, len(source.train) + len(source.val)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    skipped: list[Skipped] = []
+    kept: list[Split] = []
+    for split in (source.train, source.val):
+        bad = split.unreadable(progress=advance, num_workers=num_workers)
+        if bad:
+            split.enforce_limit(len(bad), list(bad.values())[-1])
+        skipped += [Skipped(key=split.key(p), reason=reason) for p, reason in bad.items()]
+        kept.append(split.select(np.setdiff1d(np.arange(len(split)), list(bad))))
+    lost = set(source.train.labels()) - set(kept[0].labels())
+    if lost or not len(kept[1]):
+        what = f"train on for the class {source.classes[min(lost)]!r}" if lost else "validate on"
+        raise SourceError(
+            f"No readable image is left to {what} in {source.name}: replace the damaged files."
+        )
+    return replace(source, train=kept[0], val=kept[1]), tuple(skipped)
+
+
+def write_skipped(path: str | os.PathLike[str], skipped: Iterable[Skipped]) -> None:
+    """Writes one line per image, key and reason, and replaces the file only when complete."""
+
+    def escape(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+    with (
+        atomic(Path(path)) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        file.writelines(f"{escape(item.key)}\t{escape(item.reason)}\n" for item in skipped)
+
+
+class LabeledImages(Dataset[tuple[Tensor, int, str]]):
+    """The images of an evaluation as (image [3, H, W], label of the model, key).
+
+    `labeled_images` makes one.
+
+    Args:
+        splits: Where the images come from, one after the other.
+        labels: The label of the model for each label of the data.
+        transform: Turns an image into the model's input.
+    """
+
+    def __init__(
+        self, splits: Sequence[Split], labels: Sequence[int], transform: Transform
+    ) -> None:
+        self.splits = [split.with_transform(transform) for split in splits]
+        self.labels, self.transform = list(labels), transform
+        self._places = [(n, at) for n, split in enumerate(splits) for at in range(len(split))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
+        number, position = self._places[index]
+        image, label, key = self.splits[number][position]
+        assert isinstance(image, Tensor)
+        return image, self.labels[label], key
+
+    def limit(self, count: int, seed: int = 0) -> LabeledImages:
+        """Keeps ``count`` images that are chosen at random, in their old order.
+
+        Raises:
+            ValueError: If ``count`` is less than 1.
+        """
+        if count < 1:
+            raise ValueError(f"limit is {count}: give an integer of at least 1.")
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self), generator=generator)[:count]
+        self._places = [self._places[at] for at in sorted(chosen.tolist())]
+        return self
+
+    def num_classes(self) -> int:
+        """Returns how many different classes the images have."""
+        return len({self.splits[number].label(at) for number, at in self._places})
+
+    def masks(self) -> Callable[[int], Tensor | None] | None:
+        """Returns a function from an index to the object's pixels, or None if the data have none.
+
+        The function returns a bool tensor [H, W], cropped as the image is, or None if the object is
+        unknown or lies outside of the crop.
+        """
+        if all(isinstance(split.reader, MaskReader) for split in self.splits):
+            return self._mask
+        return None
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Returns the images that could not be read so far."""
+        return tuple(item for split in self.splits for item in split.skipped())
+
+    def _mask(self, index: int) -> Tensor | None:
+        number, position = self._places[index]
+        split = self.splits[number]
+        assert isinstance(split.reader, MaskReader)
+        mask = split.reader.mask(int(split.indices[position]))
+        if mask is None:
+            return None
+        shown = self.transform(Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB"))
+        inside = shown[0] > 0.5
+        return inside if inside.any() else None
+
+
+def labeled_images(
+    source: Source,
+    split: str,
+    class_names: Sequence[str] | None,
+    transform: Transform,
+    *,
+    num_classes: int | None = None,
+) -> LabeledImages:
+    """Returns the images of a source with the labels of a model.
+
+    Data and model have class names of their own. Labels are matched by name, so that a model can be
+    evaluated on some of its classes or on data in another order. If the model has no names, labels
+    are positions.
+
+    Args:
+        source: The data set.
+        split: ``"val"``, ``"train"`` or ``"all"``.
+        class_names: The names of the model's classes, or None if it has none.
+        transform: Turns an image into the model's input.
+        num_classes: The number of the model's classes, to be checked where it has no names.
+
+    Raises:
+        ValueError: If the split is unknown or if the data have classes that the model does not.
+
+    Example:
+        >>> source = open_source("scenes?size=32&train=8&val=16")
+        >>> images = labeled_images(source, "val", source.classes, EvalTransform(32))
+        >>> len(images), images.num_classes()
+        (16, 8)
+    """
+    splits = {"val": [source.val], "train": [source.train], "all": [source.train, source.val]}
+    if split not in splits:
+        raise ValueError(f"split is {split!r}: choose one of {', '.join(splits)}.")
+    if class_names is None:
+        count = len(source.classes)
+        if num_classes is not None and count > num_classes:
+            raise ValueError(
+                f"{source.name} has {count} classes but the model knows {num_classes}: use data "
+                "with the classes that it was trained on."
+            )
+        return LabeledImages(splits[split], range(count), transform)
+    unknown = [name for name in source.classes if name not in class_names]
+    if unknown:
+        raise ValueError(
+            f"{source.name} has a class {unknown[0]!r} that the model does not know (it knows "
+            f"{and_more(class_names, 10)}): use data with the classes that it was trained on."
+        )
+    labels = [list(class_names).index(name) for name in source.classes]
+    return LabeledImages(splits[split], labels, transform)
+
+
+def parse_query(data: str, *allowed: str) -> tuple[str, dict[str, str]]:
+    """Splits ``address?option=value&...`` into the address and its options."""
+    address, _, query = data.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(options.keys() - set(allowed))
+    if unknown:
+        raise SourceError(
+            f"The option {unknown[0]} of {data} is unknown: use {', '.join(allowed)}."
+        )
+    return address, options
+
+
+def first_name(names: Iterable[str], present: Iterable[str | None]) -> str | None:
+    """Returns the first of the names of a split that is present."""
+    return next((name for name in names if name in set(present)), None)
