@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bcosvit import create_model, explain
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
 from bcosvit.models import VisionTransformer
-from bcosvit.nn import prepared
+from bcosvit.nn import prepared_view
 
 Runners = dict[str, Callable[[], object]]
 
@@ -76,7 +76,7 @@ def transformer(rounds: int, batch: int) -> dict[str, float]:
     for maxout in (1, 2):
         model = create_model("bcos_vit_ti_87", num_classes=10, maxout=maxout).eval()
         assert isinstance(model, VisionTransformer)
-        ready = prepared(model)
+        ready = prepared_view(model)
         name = f"MaxOut {maxout}"
         runners[name] = torch.no_grad()(lambda ready=ready: ready.from_features(features))
         runners[f"{name}, products alone"] = Products.of(runners[name])
@@ -85,7 +85,7 @@ def transformer(rounds: int, batch: int) -> dict[str, float]:
 
 def whole(rounds: int, batch: int) -> dict[str, float]:
     """bcos_vit_ti_38: predicting, and explaining one class and ten."""
-    model = prepared(create_model("bcos_vit_ti_38", num_classes=10, maxout=1))
+    model = prepared_view(create_model("bcos_vit_ti_38", num_classes=10, maxout=1))
     images = torch.rand(batch, 3, 224, 224)
     return race(
         rounds,
@@ -104,7 +104,7 @@ def densenet(rounds: int, batch: int) -> dict[str, float]:
 
     peer = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=10).eval()
     model = create_model("bcos_densenet121", flavor="v2", num_classes=10).eval()
-    model = prepared(model)
+    model = prepared_view(model)
     images = torch.rand(batch, 3, 224, 224)
     encoded = torch.cat([images, 1 - images], 1)
 

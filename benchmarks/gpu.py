@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from bcosvit import create_model
 from bcosvit.attribution.compiled import reusable
 from bcosvit.models import VisionTransformer
-from bcosvit.nn import Replay, frozen_view, prepared
-from bcosvit.nn.dynamic import view
+from bcosvit.nn import CUDAGraphRunner, frozen_view, prepared_view
+from bcosvit.nn.views import view
 
 CLASSES = 1000
 Row = dict[str, Any]
@@ -87,7 +87,7 @@ def training(
 
 def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]:
     """One forward pass and an adjoint pass a class, from the logits to the features."""
-    run = torch.compile(frozen_view(prepared(model, torch.bfloat16)).from_features)
+    run = torch.compile(frozen_view(prepared_view(model, torch.bfloat16)).from_features)
     x = features.clone().requires_grad_()
     seeds = F.one_hot(torch.arange(10, device="cuda"), CLASSES).float()
 
@@ -139,7 +139,7 @@ def vit_rows(batch: int, slow: bool) -> list[Row]:
         run = torch.compile(model.from_features, fullgraph=True)
         took, memory = training(run, parameters, features)
         model.eval()
-        ready = torch.compile(prepared(model, torch.bfloat16).from_features, fullgraph=True)
+        ready = torch.compile(prepared_view(model, torch.bfloat16).from_features, fullgraph=True)
         numbers = {"inference": inference(ready, features), "training": took, "memory": memory}
         add(f"{name}, compiled", **numbers, **explanations(model, features))
         model.train()
@@ -163,13 +163,13 @@ def densenet_rows(batch: int) -> list[Row]:
         model = create_model("bcos_vit_b_87", backbone=flavor).cuda().eval()
         backbone = model.tokenizer.backbone
         x = torch.rand(batch, 6, 224, 224, device="cuda")
-        plain, ready = naive(backbone), prepared(backbone, torch.bfloat16)
+        plain, ready = naive(backbone), prepared_view(backbone, torch.bfloat16)
         row: Row = {
             "name": f"DenseNet-121 {flavor} to 87",
             "naive": inference(plain, x),
-            "naive, recorded": inference(Replay(plain), x),
+            "naive, recorded": inference(CUDAGraphRunner(plain), x),
             "ours, launched": inference(ready, x),
-            "ours": inference(Replay(ready), x),
+            "ours": inference(CUDAGraphRunner(ready), x),
         }
         row["ratio"] = row["ours"] / row["naive"]
         rows.append(row)
@@ -207,7 +207,7 @@ def peer_rows(batch: int) -> list[Row]:
     ):
         model = model.cuda().train()
         x = torch.rand(size, channels, 224, 224, device="cuda")
-        run = Replay(model) if recorded else model
+        run = CUDAGraphRunner(model) if recorded else model
         took, memory = training(run, list(model.parameters()), x)
         model.eval()
         row: Row = {"name": f"{name}, batch {size}", "inference": inference(run, x)}
@@ -234,7 +234,7 @@ def sweep_rows() -> list[Row]:
             grid = model.config.grid
             x = torch.rand(at["batch"], 1024, *grid, device="cuda")
             parameters = [p for p in model.parameters() if p.requires_grad]
-            run = Replay(model, model.from_features)
+            run = CUDAGraphRunner(model, model.from_features)
             took, memory = training(run, parameters, x)
             model.eval()
             row = {"axis": axis, "batch": at["batch"], "tokens": grid[0] * grid[1]}

@@ -7,7 +7,7 @@ from torch import nn
 from bcosvit import create_model, explain, explainers
 from bcosvit.metrics import PixelPerturbation, evaluate
 from bcosvit.models import DenseNetConfig
-from bcosvit.nn import AvgPool2d, Replay
+from bcosvit.nn import AvgPool2d, CUDAGraphRunner
 from tests.conftest import randomize, small_config, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -105,7 +105,7 @@ def test_replayed_training_is_training(name):
     start = {k: v.clone() for k, v in model.state_dict().items()}
     losses, trained = _steps(model, model, batches)
     model.load_state_dict(start)
-    again, replayed = _steps(model, Replay(model), batches)
+    again, replayed = _steps(model, CUDAGraphRunner(model), batches)
     assert losses.unique().numel() == len(losses)
     torch.testing.assert_close(again, losses, rtol=1e-2, atol=0)
     for key, tensor in trained.items():
@@ -114,7 +114,7 @@ def test_replayed_training_is_training(name):
 
 def test_replayed_inference_follows_the_weights():
     model = NETWORKS["densenet"]().cuda().eval()
-    replay = Replay(model)
+    replay = CUDAGraphRunner(model)
     for _ in range(2):
         with torch.no_grad():
             for n in (4, 4, 3):

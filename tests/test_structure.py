@@ -65,7 +65,7 @@ def test_freezing_stands_in_one_place():
         if re.search(r"\.detach\(", path.read_text())
     ]
     # Saving weights and checking pictures detach too, but freeze nothing.
-    assert sorted(places) == ["models/weights.py", "nn/encoding.py", "ops/common.py"]
+    assert sorted(places) == ["models/weights.py", "nn/encoding.py", "ops/dispatch.py"]
 
 
 def test_references_import_nothing_of_ours():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bcosvit import create_model, explain
-from bcosvit.nn.dynamic import view
+from bcosvit.nn.views import view
 from tests.conftest import randomize, small_config, tiny_config
 
 pytest.importorskip("triton")

@@ -5,8 +5,8 @@ import torch
 
 from bcosvit import create_model
 from bcosvit.models import densenet
-from bcosvit.nn import prepared
-from bcosvit.nn.dynamic import view
+from bcosvit.nn import prepared_view
+from bcosvit.nn.views import view
 from tests.conftest import randomize, tiny_config
 
 
@@ -37,7 +37,7 @@ def test_a_prepared_view_predicts_the_same_and_stays_as_it_is():
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         before = model(images)
-        ready = prepared(model)
+        ready = prepared_view(model)
         torch.testing.assert_close(ready(images), before)
         model.head.weight.neg_()
         torch.testing.assert_close(ready(images), before)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from bcosvit.nn import BcosConv2d, BcosLinear
 from bcosvit.ops import bcos_conv2d, bcos_linear
-from bcosvit.ops.common import unit_rows
+from bcosvit.ops.dispatch import unit_rows
 from tests.reference.dynamic import bcos_rows
 
 EXPONENTS = [1.0, 1.5, 2.0, 2.5]

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp, prior_attention
-from bcosvit.ops.backend import use_triton
-from bcosvit.ops.bcos_linear.reference import row_norms
-from bcosvit.ops.bcos_scale import bcos_scale
-from bcosvit.ops.common import unit_rows
+from bcosvit.ops.bcos import bcos_scale, row_norms
+from bcosvit.ops.dispatch import unit_rows, use_triton
 
 pytest.importorskip("triton")
 
@@ -121,7 +119,7 @@ def test_linear_strides(seed):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fused_product(dtype, m, b, frozen, seed, monkeypatch):
     """The kernel that multiplies and scales in one, on shapes that no tile divides."""
-    from bcosvit.ops.bcos_linear import triton
+    from bcosvit.ops import bcos_triton as triton
 
     unless_interpreted(dtype)
     if DEVICE == "cpu":
@@ -142,7 +140,7 @@ def test_fused_product(dtype, m, b, frozen, seed, monkeypatch):
 @pytest.mark.parametrize("fused", [False, True])
 def test_mlp(fused, m, b, frozen, seed, monkeypatch):
     """The second transform's norm comes from the first's pass, and its gradient goes back there."""
-    from bcosvit.ops.bcos_linear import triton
+    from bcosvit.ops import bcos_triton as triton
 
     dtype = torch.float16 if fused else torch.float32
     if DEVICE == "cpu":
@@ -240,18 +238,17 @@ def test_the_same_bits_every_time(seed):
 
 def test_custom_ops_are_well_formed(seed):
     """Schema, fake implementation and autograd agree with the real thing."""
-    from bcosvit.ops.bcos_scale import triton as scale
-    from bcosvit.ops.prior_attention import triton as attention
+    from bcosvit.ops import attention_triton, bcos_triton
 
     units = random(6, 10, dtype=torch.float32).requires_grad_()
     norm = random(6, dtype=torch.float32).abs().add(1).requires_grad_()
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        scale._forward, (units, norm, 2, 2.0, 1.0, False, True, True), test_utils=tests
+        bcos_triton._scale, (units, norm, 2, 2.0, 1.0, False, True, True), test_utils=tests
     )
     heads = [random(2, 2, 5, 8, dtype=torch.float32).requires_grad_() for _ in range(3)]
     prior = random(2, 5, 5, dtype=torch.float32).requires_grad_()
-    torch.library.opcheck(attention._forward, (*heads, prior, 2, False), test_utils=tests)
+    torch.library.opcheck(attention_triton._forward, (*heads, prior, 2, False), test_utils=tests)
 
 
 def test_traced_and_launched_agree(seed):

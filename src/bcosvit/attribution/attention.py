@@ -19,7 +19,7 @@ from bcosvit.attribution.tokens import as_transformer, upsample
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.attention import Attention
-from bcosvit.nn.dynamic import unwrapped, view
+from bcosvit.nn.views import unwrapped, view
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,8 +15,8 @@ from bcosvit.attribution.attribution import Attribution
 from bcosvit.attribution.inherent import attribute, bcos_model, new_probe
 from bcosvit.attribution.target import Target
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.dynamic import DynamicModule, frozen_view, unwrapped
 from bcosvit.nn.encoding import check_images
+from bcosvit.nn.views import DynamicModule, frozen_view, unwrapped
 
 
 class CompiledInherent:

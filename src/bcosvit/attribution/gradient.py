@@ -14,7 +14,7 @@ from torch import Tensor
 from bcosvit.attribution.attribution import Attribution
 from bcosvit.attribution.target import Target, resolve_target
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.dynamic import view
+from bcosvit.nn.views import view
 
 
 class EncodedExplainer:

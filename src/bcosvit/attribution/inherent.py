@@ -16,8 +16,8 @@ from torch import Tensor
 from bcosvit.attribution.attribution import Attribution
 from bcosvit.attribution.target import Target, resolve_target
 from bcosvit.models.base import AnyModel, Classifier
-from bcosvit.nn.dynamic import M, frozen_view, unwrapped
 from bcosvit.nn.encoding import check_images
+from bcosvit.nn.views import M, frozen_view, unwrapped
 
 
 @dataclass(frozen=True)

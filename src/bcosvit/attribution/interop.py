@@ -18,7 +18,7 @@ from bcosvit.attribution.inherent import Inherent
 from bcosvit.attribution.registry import Explainer, resolve_method
 from bcosvit.attribution.target import Target
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.views import unwrapped
 
 
 class ExplainFunc(Protocol):

@@ -17,7 +17,7 @@ from bcosvit.attribution.target import Target, resolve_target
 from bcosvit.attribution.tokens import as_transformer
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.views import unwrapped
 
 
 def token_contributions(

@@ -25,7 +25,7 @@ from bcosvit.models.base import AnyModel
 from bcosvit.models.conventional import GeluMLP
 from bcosvit.models.vit import Block, VisionTransformer
 from bcosvit.nn.attention import Attention
-from bcosvit.nn.dynamic import unwrapped, view
+from bcosvit.nn.views import unwrapped, view
 from bcosvit.ops import attention_matrix
 
 

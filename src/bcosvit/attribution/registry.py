@@ -28,7 +28,7 @@ from bcosvit.attribution.lrp import CheferLRP, PartialLRP
 from bcosvit.attribution.target import Target
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.views import unwrapped
 
 
 class Explainer(Protocol):

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bcosvit.export.rules import RULES
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.dynamic import frozen_view, view
+from bcosvit.nn.views import frozen_view, view
 
 IMAGE, TARGET = "image", "target"
 """[n, 3, h, w], RGB in [0, 1]; and [n], int64: a class, or -1 for the predicted one."""

@@ -24,8 +24,8 @@ from bcosvit.metrics.ranks import Ranks
 from bcosvit.metrics.results import Completeness, Evaluation
 from bcosvit.metrics.samples import Batch, Images, Masks, Reader
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.dynamic import unwrapped
-from bcosvit.nn.replay import replayed
+from bcosvit.nn.cuda_graphs import with_cuda_graphs
+from bcosvit.nn.views import unwrapped
 
 Progress = Callable[[int, int, str], None]
 """Told how many images are done, of how many, for what; counts those of this process."""
@@ -80,8 +80,8 @@ def evaluate(
         Ranks.current(),
         progress,
         # Two recordings: batches of predictions and those of perturbation may differ in size.
-        predicting=replayed(model, model.from_encoded),
-        perturbing=replayed(model, model.from_encoded),
+        predicting=with_cuda_graphs(model, model.from_encoded),
+        perturbing=with_cuda_graphs(model, model.from_encoded),
     )
     if explaining:
         # A method that does not exist or apply is better found now than after all predictions.

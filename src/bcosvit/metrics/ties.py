@@ -9,7 +9,7 @@ so close to where rounding turns that its last bits decide: rare, and between ne
 import torch
 from torch import Tensor
 
-from bcosvit.ops.common import wide
+from bcosvit.ops.dispatch import wide
 
 BITS = 16
 """Of each attribution that count: five digits, where float32 has seven."""

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from bcosvit.models.config import FROM_FAMILY, Config
 from bcosvit.models.hub import HubMixin
-from bcosvit.nn.dynamic import DynamicModule
 from bcosvit.nn.encoding import Encoding
-from bcosvit.ops.common import wide
+from bcosvit.nn.views import DynamicModule
+from bcosvit.ops.dispatch import wide
 
 C = TypeVar("C", bound=Config)
 

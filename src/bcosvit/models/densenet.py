@@ -13,8 +13,7 @@ from bcosvit.models.base import Classifier, LogitLayer
 from bcosvit.models.config import DenseNetConfig
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
-from bcosvit.nn.norm import BatchNormUncentered2d
-from bcosvit.nn.pool import AvgPool2d
+from bcosvit.nn.norm import AvgPool2d, BatchNormUncentered2d
 
 
 class DenseLayer(nn.Module):

@@ -12,7 +12,7 @@ from bcosvit.models.base import AnyModel
 from bcosvit.models.config import DenseNetConfig, StemConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.views import unwrapped
 
 
 @dataclass(frozen=True)

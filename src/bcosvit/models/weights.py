@@ -25,7 +25,7 @@ from bcosvit.models.config import Config, from_dict, to_dict
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.pretrained import locate
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.dynamic import unwrapped
+from bcosvit.nn.views import unwrapped
 
 CONFIG_KEY = "bcosvit.config"
 

@@ -2,14 +2,12 @@
 
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.conv import BcosConv2d
-from bcosvit.nn.dynamic import DynamicModule, explaining, frozen_view
+from bcosvit.nn.cuda_graphs import CUDAGraphRunner
 from bcosvit.nn.encoding import BcosEncoding, Encoding, ImageNetEncoding
 from bcosvit.nn.linear import BcosLinear, Linear
-from bcosvit.nn.norm import BatchNormUncentered2d, LayerNorm
-from bcosvit.nn.pool import AvgPool2d
-from bcosvit.nn.prepared import prepared
+from bcosvit.nn.norm import AvgPool2d, BatchNormUncentered2d, LayerNorm
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding
-from bcosvit.nn.replay import Replay
+from bcosvit.nn.views import DynamicModule, explaining, frozen_view, prepared_view
 
 __all__ = [
     "Attention",
@@ -19,14 +17,14 @@ __all__ = [
     "BcosConv2d",
     "BcosEncoding",
     "BcosLinear",
+    "CUDAGraphRunner",
     "DynamicModule",
     "Encoding",
     "ImageNetEncoding",
     "LayerNorm",
     "Linear",
     "PositionalEmbedding",
-    "Replay",
     "explaining",
     "frozen_view",
-    "prepared",
+    "prepared_view",
 ]

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from bcosvit.nn.dynamic import DynamicModule
 from bcosvit.nn.linear import BcosLinear, Linear
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior
+from bcosvit.nn.views import DynamicModule
 from bcosvit.ops import attention_matrix, prior_attention
 
 AttentionKind = Literal["shifted", "standard"]

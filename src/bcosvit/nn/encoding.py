@@ -6,7 +6,7 @@ It is also where bad pictures are refused, once, for every way into a model.
 import torch
 from torch import Tensor
 
-from bcosvit.nn.dynamic import DynamicModule
+from bcosvit.nn.views import DynamicModule
 
 
 class Encoding(DynamicModule):

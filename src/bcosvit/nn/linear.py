@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcosvit.nn.dynamic import DynamicModule, twin_of
+from bcosvit.nn.views import DynamicModule, twin_of
 from bcosvit.ops import bcos_linear, bcos_mlp
-from bcosvit.ops.bcos_linear import Transform
-from bcosvit.ops.common import unit_rows
+from bcosvit.ops.bcos import Transform
+from bcosvit.ops.dispatch import unit_rows
 
 
 def check_bcos(b: float, maxout: int) -> None:
@@ -27,6 +27,12 @@ class BcosLayer(DynamicModule):
 
     prepared: bool = False
     """In a prepared view: ``weight`` has unit rows already."""
+
+    def prepare(self, dtype: torch.dtype | None) -> None:
+        # Not a parameter any more: a prepared view is not trained.
+        unit = unit_rows(self.weight).to(dtype or self.weight.dtype)
+        self._parameters["weight"] = unit  # type: ignore[assignment]
+        self.prepared = True
 
     def unit_weight(self) -> Tensor:
         """ŵ"""

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcosvit.nn.dynamic import DynamicModule
-from bcosvit.ops.prior_attention import PriorKind
+from bcosvit.nn.views import DynamicModule
+from bcosvit.ops.attention import PriorKind
 
 Grid = tuple[int, int]
 

@@ -1,11 +1,10 @@
-"""The hot equations as pure functions, one folder an op.
+"""The operations that take the time, as pure functions.
 
-Each op's ``reference.py`` is the truth: the paper's equation in plain PyTorch, one screen long.
-Faster implementations are measured against it.
+``bcos`` and ``attention`` hold the paper's equations in plain PyTorch; the modules beside them hold
+the Triton kernels that compute the same on a GPU.
 """
 
-from bcosvit.ops.bcos_conv import bcos_conv2d
-from bcosvit.ops.bcos_linear import bcos_linear, bcos_mlp
-from bcosvit.ops.prior_attention import attention_matrix, prior_attention
+from bcosvit.ops.attention import attention_matrix, prior_attention
+from bcosvit.ops.bcos import bcos_conv2d, bcos_linear, bcos_mlp
 
 __all__ = ["attention_matrix", "bcos_conv2d", "bcos_linear", "bcos_mlp", "prior_attention"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.attention import Attention
-from bcosvit.nn.dynamic import view
+from bcosvit.nn.views import view
 
 
 def branch_ratios(model: VisionTransformer, images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from bcosvit.models.card import RUN_KEY as RUN_KEY
 from bcosvit.models.config import DenseNetConfig, to_dict
 from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import load, read_metadata
-from bcosvit.nn import prepared
+from bcosvit.nn import prepared_view
 from bcosvit.report.classes import class_names, numbered
 
 
@@ -44,7 +44,7 @@ class Subject:
         return cls(
             weights=str(weights),
             # Predicting and explaining many pictures: weights are normalized once.
-            model=prepared(model.to(choose_device(device))),
+            model=prepared_view(model.to(choose_device(device))),
             names=names or numbered(count),
             named=names is not None,
             transform=transform,

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from bcosvit.data.dataset import Split
 from bcosvit.models.config import ModelConfig, StemConfig
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn import prepared
+from bcosvit.nn import prepared_view
 from bcosvit.train.seeds import mix
 from bcosvit.train.store import Layout, Store, check_room, only_writer
 
@@ -212,7 +212,7 @@ class _Backbone:
         self.device = torch.device(device)
         self.encoding = copy.deepcopy(model.encoding).to(self.device)
         # Unit weights are made once, not per batch.
-        self.backbone = prepared(copy.deepcopy(model.tokenizer.backbone).to(self.device))
+        self.backbone = prepared_view(copy.deepcopy(model.tokenizer.backbone).to(self.device))
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):

@@ -122,8 +122,8 @@ class Recipe:
     compile: bool = False
     """Whether ``torch.compile`` makes the training step."""
     graphs: bool = False
-    """Whether a CUDA GPU records the kernels of a step once and repeats them (`nn.Replay`), at the
-    same result: small models then train several times as fast."""
+    """Whether a CUDA GPU captures the kernels of a step once and replays them, at the same
+    result: small models then train several times as fast."""
 
     checkpoint_epochs: int = 1
     """Epochs between checkpoints."""

@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from bcosvit.models.base import Classifier
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn import Replay
+from bcosvit.nn import CUDAGraphRunner
 from bcosvit.train.clipping import clip_adaptively
 from bcosvit.train.data import Batch
 from bcosvit.train.recipe import Recipe
@@ -96,7 +96,7 @@ class Task(LightningModule):
             # behind the model's own call.
             compiled = self.model if inputs == "images" else self.model.get_submodule("blocks")
             compiled.compile()
-        self._replay = Replay(self.model, self._logits) if recipe.graphs else None
+        self._replay = CUDAGraphRunner(self.model, self._logits) if recipe.graphs else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.recipe.channels_last:

@@ -1,23 +1,34 @@
-"""MaxOut and the cosine scaling in one pass over memory, forward and backward.
+"""The B-cos transform on a GPU.
+
+Vectors are transformed in two ways. One kernel multiplies, takes the MaxOut winner and scales while
+the tile is still in registers, so that the units never reach memory. Otherwise cuBLAS multiplies
+and ``bcos_scale`` does the rest in one pass over memory. Which is faster depends on the shape:
+``fuses`` decides, and docs/performance.md has the numbers. Both hand on Σy² of their rows, so that
+a second transform need not read them again, and take its gradient back. Images are convolved by
+cuDNN, with channels last in memory, so that the units of each position are one row.
 
 Let u be the winning unit, n = ‖a‖ and y = γ·u·|u/n|^(B−1). The backward pass needs |u/n|^(B−1)
 alone, which y and n give back: |u| = (|y|·n^(B−1)/γ)^(1/B). So it keeps y, which the next layer
-keeps anyway, one byte a unit for the winner, and n; the units themselves are gone.
+keeps anyway, one byte per unit for the winner, and n; the units themselves are gone.
 
     dy/du = B·γ·|u/n|^(B−1)      frozen: γ·|u/n|^(B−1)
     dy/dn = (1−B)·y/n            frozen: 0
 
 Rows are independent and no atomics are used, so results are the same on every run.
-Letters: R rows, C outputs a row, M units an output.
+Letters: R rows, D inputs, C outputs per row, M units per output, U = M·C units.
 """
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bcosvit.ops.backend import launches_directly
-from bcosvit.ops.common import constant_if
+from bcosvit.ops.dispatch import HALF_DTYPES, constant_if, launches_directly, window_sums
 
 # Elements that one program holds; wider rows are walked through in pieces.
 _TILE = 4096
@@ -46,7 +57,7 @@ def bcos_scale_and_squares(
     rows = units.reshape(-1, units.shape[-1])
     norms = flat_norms(norm, rows, b, frozen)
     keep = torch.is_grad_enabled() and units.requires_grad
-    run = _Scale.apply if launches_directly(rows) else _forward
+    run = _Scale.apply if launches_directly(rows) else _scale
     out, _, squares = run(rows, norms, m, b, scale, frozen, keep, with_squares)
     lead = units.shape[:-1]
     return out.view(*lead, -1), squares.view(*lead, 1) if with_squares else squares
@@ -59,7 +70,7 @@ def flat_norms(norm: Tensor | None, rows: Tensor, b: float, frozen: bool) -> Ten
     return constant_if(frozen, norm).float().reshape(-1)
 
 
-def _launch_forward(
+def _launch_scale(
     units: Tensor,
     norm: Tensor,
     m: int,
@@ -77,7 +88,7 @@ def _launch_forward(
     block_r, block_c = _blocks(rows, outputs)
     # A sum over a row belongs to one program; otherwise pieces of rows are spread out.
     across = 1 if with_squares else triton.cdiv(outputs, block_c)
-    _forward_kernel[(triton.cdiv(rows, block_r), across)](
+    _scale_kernel[(triton.cdiv(rows, block_r), across)](
         units,
         norm,
         out,
@@ -99,10 +110,10 @@ def _launch_forward(
     return out, winner, squares
 
 
-_forward = torch.library.custom_op("bcosvit::bcos_scale", _launch_forward, mutates_args=())
+_scale = torch.library.custom_op("bcosvit::bcos_scale", _launch_scale, mutates_args=())
 
 
-@_forward.register_fake
+@_scale.register_fake
 def _(units, norm, m, b, scale, frozen, keep, with_squares):
     return room(units, norm, units.shape[1] // m, m, keep, with_squares)
 
@@ -131,36 +142,36 @@ def units_backward(ctx, grad, d_squares, kept, with_norm: bool):
     out, winner, norm = kept
     if not ctx.with_squares or ctx.frozen:
         d_squares = None
-    backward = _launch_backward if launches_directly(grad) else _backward
+    backward = _launch_scale_backward if launches_directly(grad) else _scale_backward
     d_units, d_norm = backward(
         grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
     )
     return d_units, d_norm if with_norm else None
 
 
-def _remember(ctx, inputs, output) -> None:
+def _save_scale(ctx, inputs, output) -> None:
     _, norm, *options = inputs
     remember_options(ctx, options, output)
     ctx.save_for_backward(*output[:2], norm)
 
 
-def _differentiate(ctx, grad, _, d_squares):
+def _differentiate_scale(ctx, grad, _, d_squares):
     with_norm = ctx.needs_input_grad[1]
     return *units_backward(ctx, grad, d_squares, ctx.saved_tensors, with_norm), *[None] * 6
 
 
-_forward.register_autograd(_differentiate, setup_context=_remember)
+_scale.register_autograd(_differentiate_scale, setup_context=_save_scale)
 
 
 class _Scale(torch.autograd.Function):
     """The same where nothing is traced."""
 
-    forward = staticmethod(_launch_forward)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(_differentiate)
+    forward = staticmethod(_launch_scale)
+    setup_context = staticmethod(_save_scale)
+    backward = staticmethod(_differentiate_scale)
 
 
-def _launch_backward(
+def _launch_scale_backward(
     grad: Tensor,
     d_squares: Tensor | None,
     out: Tensor,
@@ -178,7 +189,7 @@ def _launch_backward(
     d_units = grad.new_empty(rows, outputs * m)
     d_norm = norm.new_empty(rows if with_norm else 0)
     block_r, block_c = _blocks(rows, outputs)
-    _backward_kernel[(triton.cdiv(rows, block_r),)](
+    _scale_backward_kernel[(triton.cdiv(rows, block_r),)](
         grad,
         norm if d_squares is None else d_squares.contiguous(),
         out,
@@ -203,23 +214,23 @@ def _launch_backward(
     return d_units, d_norm
 
 
-_backward = torch.library.custom_op(
-    "bcosvit::bcos_scale_backward", _launch_backward, mutates_args=()
+_scale_backward = torch.library.custom_op(
+    "bcosvit::bcos_scale_backward", _launch_scale_backward, mutates_args=()
 )
 
 
-@_backward.register_fake
+@_scale_backward.register_fake
 def _(grad, d_squares, out, winner, norm, m, b, scale, frozen, with_norm):
     rows, outputs = grad.shape
     return grad.new_empty(rows, outputs * m), norm.new_empty(rows if with_norm else 0)
 
 
-@_backward.register_vmap
+@_scale_backward.register_vmap
 def _(info, in_dims, grad: Tensor, *rest):
     # Several classes of one explanation: their gradients are stacked, the rest is shared.
     assert in_dims[0] is not None and all(dim is None for dim in in_dims[1:])
     stacked = grad.movedim(in_dims[0], 0)
-    d_units, d_norm = _backward(stacked.flatten(0, 1), *rest)
+    d_units, d_norm = _scale_backward(stacked.flatten(0, 1), *rest)
     k = info.batch_size
     return (d_units.unflatten(0, (k, -1)), d_norm.view(k, -1)), (0, 0)
 
@@ -231,6 +242,212 @@ def _blocks(rows: int, outputs: int) -> tuple[int, int]:
     return max(1, min(_TILE // block_c, triton.next_power_of_2(rows))), block_c
 
 
+class Tiles(NamedTuple):
+    """How the fused kernel cuts up its work."""
+
+    rows: int
+    units: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+TILES = Tiles(128, 256, 64, 8, 3)
+
+
+def bcos_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    b: float,
+    m: int,
+    scale: float,
+    eps: float,
+    frozen: bool,
+    squares: Tensor | None = None,
+    with_squares: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The transform, and Σy² [..., 1] where asked for; ``squares`` are those of ``x``, if known."""
+    norm = None
+    if b != 1:
+        if squares is None:
+            # In one pass, without a wide copy of x.
+            length = torch.linalg.vector_norm(
+                constant_if(frozen, x), dim=-1, keepdim=True, dtype=torch.float32
+            )
+            squares = length.square()
+        norm = (constant_if(frozen, squares) + eps).sqrt()
+    if torch.is_autocast_enabled(x.device.type):
+        narrow = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(narrow), weight.to(narrow)
+    options = {"b": b, "m": m, "scale": scale, "frozen": frozen, "with_squares": with_squares}
+    if fuses(x, weight, m):
+        return product(x, weight, norm, **options)  # type: ignore[arg-type]
+    return bcos_scale_and_squares(F.linear(x, weight), norm, **options)  # type: ignore[arg-type]
+
+
+def fuses(x: Tensor, weight: Tensor, m: int) -> bool:
+    """Whether the fused kernel can run: rows it can address, and enough of them to fill a GPU."""
+    units, inputs = weight.shape
+    aligned = inputs % 8 == 0 and units // m % 16 == 0 and m in (1, 2)
+    enough = x.numel() // inputs >= 1024
+    return aligned and enough and x.dtype in HALF_DTYPES and x.dtype == weight.dtype
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None,
+    *,
+    b: float,
+    m: int,
+    scale: float,
+    frozen: bool,
+    with_squares: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The transform by the fused kernel."""
+    rows = x.reshape(-1, x.shape[-1])
+    norms = flat_norms(norm, rows, b, frozen)
+    keep = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    run = _Product.apply if launches_directly(rows) else _product
+    out, _, squares = run(rows, weight, norms, m, b, scale, frozen, keep, with_squares)
+    lead = x.shape[:-1]
+    return out.view(*lead, -1), squares.view(*lead, 1) if with_squares else squares
+
+
+def _launch_product(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor,
+    m: int,
+    b: float,
+    scale: float,
+    frozen: bool,
+    keep: bool,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [R, C], the winners [R, C] where they are to be kept, and Σy² [R]."""
+    x, weight = x.contiguous(), weight.contiguous()
+    (rows, inputs), units = x.shape, weight.shape[0]
+    keep = keep and m > 1
+    outputs, tiles = units // m, TILES
+    out = x.new_empty(rows, outputs)
+    winner = x.new_empty((rows, outputs) if keep else (0, outputs), dtype=torch.uint8)
+    across = triton.cdiv(units, tiles.units)
+    parts = norm.new_empty(rows if with_squares else 0, across)
+    block = [tiles.rows, tiles.units // m]
+    grid = (min(triton.cdiv(rows, tiles.rows) * across, _processors(x.device)),)
+    _product_kernel[grid](
+        TensorDescriptor.from_tensor(x, [tiles.rows, tiles.inputs]),
+        TensorDescriptor.from_tensor(weight, [tiles.units, tiles.inputs]),
+        norm,
+        TensorDescriptor.from_tensor(out, block),
+        TensorDescriptor.from_tensor(winner, block) if keep else winner,
+        parts,
+        rows,
+        units,
+        inputs,
+        scale,
+        b - 1,
+        M=m,
+        LINEAR=b == 1,
+        SQUARE=b == 2,
+        KEEP=keep,
+        WITH_SQUARES=with_squares,
+        BR=tiles.rows,
+        BU=tiles.units,
+        BK=tiles.inputs,
+        GROUP=8,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out, winner, parts.sum(1)
+
+
+_product = torch.library.custom_op("bcosvit::bcos_linear", _launch_product, mutates_args=())
+
+
+@_product.register_fake
+def _(x, weight, norm, m, b, scale, frozen, keep, with_squares):
+    return room(x, norm, weight.shape[0] // m, m, keep, with_squares)
+
+
+def _save_product(ctx, inputs, output) -> None:
+    x, weight, norm, *options = inputs
+    remember_options(ctx, options, output)
+    with_weight = ctx.needs_input_grad[1]
+    ctx.save_for_backward(x if with_weight else x.new_empty(0), weight, *output[:2], norm)
+
+
+def _differentiate_product(ctx, grad, _, d_squares):
+    x, weight, *kept = ctx.saved_tensors
+    with_x, with_weight, with_norm = ctx.needs_input_grad[:3]
+    d_units, d_norm = units_backward(ctx, grad, d_squares, kept, with_norm)
+    d_x = d_units @ weight if with_x else None
+    d_weight = d_units.transpose(-2, -1) @ x if with_weight else None
+    return d_x, d_weight, d_norm, *[None] * 6
+
+
+_product.register_autograd(_differentiate_product, setup_context=_save_product)
+
+
+class _Product(torch.autograd.Function):
+    """The same where nothing is traced."""
+
+    forward = staticmethod(_launch_product)
+    setup_context = staticmethod(_save_product)
+    backward = staticmethod(_differentiate_product)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def bcos_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    b: float,
+    m: int,
+    scale: float,
+    eps: float,
+    frozen: bool,
+) -> Tensor:
+    kernel = (weight.shape[2], weight.shape[3])
+    if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1:
+        rows = x.permute(0, 2, 3, 1)
+        out, _ = bcos_linear(rows, weight.flatten(1), b=b, m=m, scale=scale, eps=eps, frozen=frozen)
+        return out.permute(0, 3, 1, 2)
+    x = x.contiguous(memory_format=torch.channels_last)
+    units = F.conv2d(x, weight, None, stride, padding, dilation, groups)
+    norm = None
+    if b != 1:
+        # In one pass, without a wide copy of x.
+        length = torch.linalg.vector_norm(
+            constant_if(frozen, x).unflatten(1, (groups, -1)), dim=2, dtype=torch.float32
+        )
+        sums = window_sums(
+            length.square(), kernel, stride=stride, padding=padding, dilation=dilation
+        )
+        norm = (sums + eps).sqrt().permute(0, 2, 3, 1).unsqueeze(-1)
+    out = bcos_scale(
+        units.permute(0, 2, 3, 1).unflatten(-1, (groups, -1)),
+        norm,
+        b=b,
+        m=m,
+        scale=scale,
+        frozen=frozen,
+    )
+    return out.flatten(-2).permute(0, 3, 1, 2)
+
+
 @triton.jit
 def _power(x, power):
     """x^power for x >= 0 and power > 0."""
@@ -238,7 +455,7 @@ def _power(x, power):
 
 
 @triton.jit
-def _forward_kernel(
+def _scale_kernel(
     units,
     norm,
     out,
@@ -305,7 +522,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _scale_backward_kernel(
     grad,
     d_squares,
     out,
@@ -372,3 +589,66 @@ def _backward_kernel(
                     tl.store(start + k, mine, mask=mask)
     if WITH_NORM:
         tl.store(d_norm + r, (1 - b) * total / tl.reshape(n, (BR,)), mask=r < rows)
+
+
+@triton.jit
+def _product_kernel(
+    x,
+    weight,
+    norm,
+    out,
+    winner,
+    parts,
+    rows,
+    units,
+    inputs,
+    scale,
+    power,
+    M: tl.constexpr,
+    LINEAR: tl.constexpr,
+    SQUARE: tl.constexpr,
+    KEEP: tl.constexpr,
+    WITH_SQUARES: tl.constexpr,
+    BR: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """A persistent grid over tiles; neighboring programs share rows of x and of the weights."""
+    down = tl.cdiv(rows, BR)
+    across = tl.cdiv(units, BU)
+    steps = tl.cdiv(inputs, BK)
+    BC: tl.constexpr = BU // M
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+        group = tile // (GROUP * across)
+        height = tl.minimum(down - group * GROUP, GROUP)
+        first_r = (group * GROUP + tile % (GROUP * across) % height) * BR
+        column = tile % (GROUP * across) // height
+        dot = tl.zeros((BR, BU), tl.float32)
+        for step in range(steps):
+            a = x.load([first_r, step * BK])
+            w = weight.load([column * BU, step * BK])
+            dot = tl.dot(a, w.T, dot)
+        r = first_r + tl.arange(0, BR)
+        if M == 2:
+            first, second = tl.split(tl.reshape(dot, (BR, BC, 2)))
+            best = tl.maximum(first, second)
+            if KEEP:
+                winner.store([first_r, column * BC], (second > first).to(tl.uint8))
+        else:
+            best = dot
+        if LINEAR:
+            y = scale * best
+        else:
+            n = tl.load(norm + r, mask=r < rows, other=1.0)[:, None]
+            # Rounding alone can push |cos| above 1.
+            cos = tl.minimum(tl.abs(best) / n, 1.0)
+            if not SQUARE:
+                cos = _power(cos, power)
+            y = scale * cos * best
+        narrow = y.to(out.dtype)
+        out.store([first_r, column * BC], narrow)
+        if WITH_SQUARES:
+            # Of what the next layer will read, rounding included; units beyond the last are zero.
+            seen = narrow.to(tl.float32)
+            tl.store(parts + r * across + column, tl.sum(seen * seen, 1), mask=r < rows)

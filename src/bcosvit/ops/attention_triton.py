@@ -9,7 +9,7 @@ from the forward pass, the backward ones recompute what they need tile by tile:
 
 Frozen, A is part of W(x) and dV is all there is. Each tile of a result belongs to one program and
 sums over the batch run in a fixed order: no atomics, the same result on every run.
-Letters: n batch, h heads, t tokens, i query, j key, d width of a head.
+Letters: n batch, h heads, t tokens, i query, j key, d width per head.
 """
 
 import torch
@@ -17,14 +17,14 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from bcosvit.ops.backend import launches_directly
-from bcosvit.ops.prior_attention.kernels import (
+from bcosvit.ops.attention_kernels import (
     forward_kernel,
     key_kernel,
     prior_kernel,
     query_kernel,
     tokens_kernel,
 )
+from bcosvit.ops.dispatch import launches_directly
 
 _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634

@@ -1,7 +1,7 @@
-"""Kernels that a GPU is told once and then repeats: what launching costs, a small model pays once.
+"""CUDA graphs: the kernels of a pass are captured once and replayed without launch costs.
 
-A dense network launches a thousand small kernels a pass, a training step several thousand, and
-each costs the host more time than it takes the device. `Replay` records them as CUDA graphs.
+A dense network launches a thousand small kernels per pass, a training step several thousand, and
+each costs the host more time than the device.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ class _Key(NamedTuple):
     autocast: torch.dtype | None
 
 
-class Replay:
+class CUDAGraphRunner:
     """``run`` as recorded at the first call; ``run`` is ``module`` itself, or a part of it.
 
     There are up to three recordings: of a training step's forward and backward pass, and of
     inference in either mode of the module. Each is for batches like the first one; a batch of
     another shape (the last of an epoch), or one that is itself differentiated (an explanation), is
     computed as ever. Parameters and buffers are read where they lie, so training goes on between
-    replays; a module that gets *other* tensors (``module.to``) needs a new ``Replay``.
+    replays; a module that gets *other* tensors (``module.to``) needs a new ``CUDAGraphRunner``.
 
     What a training replay returns is overwritten by the next one, and its gradients belong to one
     backward pass: add none up over several batches.
@@ -98,10 +98,12 @@ class Replay:
         return replay
 
 
-def replayed(module: nn.Module, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def with_cuda_graphs(
+    module: nn.Module, run: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
     """``run`` recorded where ``module`` is on a CUDA device, and as it is elsewhere."""
     on_gpu = any(tensor.is_cuda for tensor in module.parameters())
-    return Replay(module, run) if on_gpu else run
+    return CUDAGraphRunner(module, run) if on_gpu else run
 
 
 class _Part(nn.Module):

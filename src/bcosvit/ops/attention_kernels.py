@@ -1,6 +1,6 @@
-"""The kernels of attention with a prior, tile by tile; `triton` says what they compute and when.
+"""The kernels of attention with a prior; ``attention_triton`` says what they compute and when.
 
-Letters: n batch, h heads, t tokens, i query, j key, d width of a head.
+Letters: n batch, h heads, t tokens, i query, j key, d width per head.
 """
 
 import triton

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from bcosvit.ops.backend import Backend
-from bcosvit.ops.common import constant_if
+from bcosvit.ops.dispatch import Backend, constant_if
 
 M = TypeVar("M", bound=nn.Module)
 D = TypeVar("D", bound="DynamicModule")
@@ -40,6 +40,9 @@ class DynamicModule(nn.Module):
     def constant(self, tensor: Tensor) -> Tensor:
         """``tensor`` as part of W(x): in a frozen view no gradient flows into it."""
         return constant_if(self.frozen, tensor)
+
+    def prepare(self, dtype: torch.dtype | None) -> None:
+        """Computes what depends on the weights alone; called on the layers of a prepared view."""
 
     def offset(self, constant: Tensor, like: Tensor) -> Tensor:
         """``constant`` ready to be added to ``like``; every additive constant goes through here."""
@@ -93,6 +96,20 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
         return {"frozen": True, "probe": probe} if dynamic else {}
 
     return view(model, mark=freeze, with_parameter_grad=with_parameter_grad)
+
+
+def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:
+    """A view for predicting and explaining whose B-cos weights have unit rows already.
+
+    A snapshot: training ``model`` further does not change it. With ``dtype`` the rows are stored
+    narrower, as autocast to that dtype would compute with them; the model itself stays as it is.
+    """
+    snapshot = view(model, with_parameter_grad=False)
+    with torch.no_grad():
+        for module in snapshot.modules():
+            if isinstance(module, DynamicModule):
+                module.prepare(dtype)
+    return snapshot.eval()
 
 
 @contextmanager

@@ -1,0 +1,264 @@
+"""The B-cos transform of vectors and of image patches (the paper's Eq. 8, with MaxOut).
+
+What follows ``if use_triton(...)`` in each function is the reference: the equation in plain
+PyTorch, which the kernels of ``bcos_triton`` are tested against.
+
+Letters: n batch, d inputs, c outputs, m units per output (MaxOut takes the largest), h, w pixels.
+"""
+
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcosvit.ops.dispatch import Backend, constant_if, use_triton, wide, window_sums
+
+Pair = tuple[int, int]
+
+
+class Transform(TypedDict):
+    """What a B-cos transform is made of besides its weight; see :func:`bcos_linear`."""
+
+    b: float
+    m: int
+    scale: float
+    eps: float
+
+
+def bcos_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    b: float = 2.0,
+    m: int = 1,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+    frozen: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Computes γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``m`` units per output.
+
+    Args:
+        x: [..., d].
+        weight: [m·c, d], its rows of norm one already (``unit_rows``), which is why MaxOut may come
+            before the scaling.
+        b: The exponent B; 1 is an ordinary linear layer with unit rows.
+        m: Units per output.
+        scale: The factor γ.
+        eps: Added to the squared norm of ``x``, so that zero inputs have finite gradients.
+        frozen: Whether the gradient with respect to ``x`` is the dynamic matrix W(x).
+        backend: Which implementation runs; see :func:`~bcosvit.ops.dispatch.use_triton`.
+
+    Returns:
+        [..., c].
+
+    Example:
+        >>> x, weight = torch.tensor([3.0, 4.0]), torch.tensor([[0.6, 0.8], [0.8, -0.6]])
+        >>> bcos_linear(x, weight)
+        tensor([5., 0.])
+    """
+    if use_triton(backend, x):
+        from bcosvit.ops import bcos_triton
+
+        run = bcos_triton.bcos_linear
+        return run(x, weight, b=b, m=m, scale=scale, eps=eps, frozen=frozen)[0]
+    norm = row_norms(x, b, eps, frozen)
+    return _scaled_units(F.linear(x, weight), norm, b=b, m=m, scale=scale, frozen=frozen)
+
+
+def bcos_mlp(
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_by: Transform,
+    down_by: Transform,
+    *,
+    frozen: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Two B-cos transforms in a row, the paper's Eq. (16) without the skip connection.
+
+    The kernels of the second one get the norm of its input from the first one's.
+
+    Args:
+        x: [..., d].
+        up: The weight of the first transform, with unit rows.
+        down: The weight of the second transform, with unit rows.
+        up_by: What else the first transform is made of.
+        down_by: What else the second transform is made of.
+        frozen: As for :func:`bcos_linear`.
+        backend: As for :func:`bcos_linear`.
+
+    Returns:
+        [..., c].
+
+    Example:
+        >>> by = Transform(b=2.0, m=1, scale=1.0, eps=1e-6)
+        >>> bcos_mlp(torch.ones(2), torch.eye(2), torch.eye(2), by, by).shape
+        torch.Size([2])
+    """
+    if not use_triton(backend, x):
+        hidden = bcos_linear(x, up, **up_by, frozen=frozen, backend="reference")
+        return bcos_linear(hidden, down, **down_by, frozen=frozen, backend="reference")
+    from bcosvit.ops import bcos_triton
+
+    hidden, squares = bcos_triton.bcos_linear(x, up, **up_by, frozen=frozen, with_squares=True)
+    return bcos_triton.bcos_linear(hidden, down, **down_by, frozen=frozen, squares=squares)[0]
+
+
+def bcos_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    b: float = 2.0,
+    m: int = 1,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+    frozen: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Applies :func:`bcos_linear` to every patch of an image.
+
+    Args:
+        x: [n, d, h, w].
+        weight: [m·c, d / groups, kernel height, kernel width], of norm one per unit already.
+        stride: Vertical and horizontal, as are ``padding`` and ``dilation``.
+        padding: Zeros around the image.
+        dilation: Distance between the pixels of a patch.
+        groups: Groups of channels, each of which has a norm and units of its own.
+        b: As for :func:`bcos_linear`, and so are the arguments after it.
+
+    Returns:
+        [n, c, output height, output width].
+
+    Example:
+        >>> bcos_conv2d(torch.ones(1, 2, 4, 4), torch.full((3, 2, 2, 2), 8**-0.5)).shape
+        torch.Size([1, 3, 3, 3])
+    """
+    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    if use_triton(backend, x):
+        from bcosvit.ops import bcos_triton
+
+        run = bcos_triton.bcos_conv2d
+        how = {"b": b, "m": m, "scale": scale, "eps": eps, "frozen": frozen}
+        return run(x, weight, **window, groups=groups, **how)  # type: ignore[arg-type]
+    linear = maxout(F.conv2d(x, weight, None, **window, groups=groups), m, dim=1)
+    if b == 1:
+        return scale * linear
+    squares = wide(constant_if(frozen, x)).square().unflatten(1, (groups, -1)).sum(2)
+    kernel = (weight.shape[2], weight.shape[3])
+    norm = (window_sums(squares, kernel, **window) + eps).sqrt()
+    per_group = wide(linear).unflatten(1, (groups, -1))
+    scaled = _cosine_scaled(per_group, norm.unsqueeze(2), b, scale, frozen)
+    return scaled.flatten(1, 2).to(linear.dtype)
+
+
+def bcos_scale(
+    units: Tensor,
+    norm: Tensor | None,
+    *,
+    b: float,
+    m: int,
+    scale: float,
+    frozen: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """MaxOut and the cosine scaling: what turns ŵ·a and ‖a‖ into the B-cos transform.
+
+    Args:
+        units: ŵ·a, [..., m·c].
+        norm: ‖a‖ in at least float32, [..., 1]; None where B = 1, which does not read it.
+        b: As for :func:`bcos_linear`, and so are the arguments after it.
+
+    Returns:
+        [..., c].
+
+    Example:
+        >>> bcos_scale(torch.tensor([3.0, -5.0]), torch.tensor([5.0]), b=2, m=2, scale=1)
+        tensor([1.8000])
+    """
+    if use_triton(backend, units):
+        from bcosvit.ops import bcos_triton
+
+        return bcos_triton.bcos_scale(units, norm, b=b, m=m, scale=scale, frozen=frozen)
+    return _scaled_units(units, norm, b=b, m=m, scale=scale, frozen=frozen)
+
+
+def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
+    """√(Σx² + ε) [..., 1] in at least float32; None where B = 1, which does not read it."""
+    if b == 1:
+        return None
+    return (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()
+
+
+def _scaled_units(
+    units: Tensor, norm: Tensor | None, *, b: float, m: int, scale: float, frozen: bool
+) -> Tensor:
+    linear = maxout(units, m, dim=-1)
+    if b == 1:
+        return scale * linear
+    assert norm is not None
+    return _cosine_scaled(wide(linear), norm, b, scale, frozen).to(linear.dtype)
+
+
+def _cosine_scaled(linear: Tensor, norm: Tensor, b: float, scale: float, frozen: bool) -> Tensor:
+    """γ·|cos|^(B−1)·(ŵ·a) from ŵ·a and ‖a‖, both in at least float32."""
+    if frozen or not torch.is_grad_enabled():
+        # The factor is a constant: one tensor, changed in place, and no graph.
+        factor = constant_if(True, linear).abs().div_(constant_if(True, norm)).clamp_(max=1)
+        factor = factor if b == 2 else factor.pow_(b - 1)
+        return factor.mul_(scale) * linear
+    # Rounding alone can push |cos| above 1.
+    cos = (linear.abs() / norm).clamp(max=1)
+    if b == 2:
+        power = cos
+    elif b > 2:
+        power = cos.pow(b - 1)
+    else:
+        # The slope of |cos|^(B−1) at 0 is infinite, and infinity times ŵ·a = 0 is NaN; the
+        # product's true slope is 0.
+        zero = cos == 0
+        power = cos.masked_fill(zero, 1).pow(b - 1).masked_fill(zero, 0)
+    return scale * power * linear
+
+
+def maxout(units: Tensor, m: int, dim: int) -> Tensor:
+    """The largest of each ``m`` neighboring units along ``dim``, which alone gets the gradient.
+
+    Of equal units the first one wins.
+    """
+    if m == 1:
+        return units
+    axis = dim + 1 if dim >= 0 else dim
+    groups = units.unflatten(dim, (-1, m))
+    # A compiler needs no help, and captures max(dim) everywhere.
+    if m == 2 and not torch.compiler.is_compiling():
+        first, second = groups.unbind(axis)
+        return _Larger.apply(first, second)  # type: ignore[no-untyped-call]
+    # Not amax: with ties it splits the gradient between units.
+    return groups.max(axis).values
+
+
+class _Larger(torch.autograd.Function):
+    """``torch.maximum``, a twentieth of the time of ``max(dim)`` on a CPU; ties are the first's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(first: Tensor, second: Tensor) -> Tensor:
+        return torch.maximum(first, second)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        first, second = inputs
+        ctx.save_for_backward(second > first)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (second_won,) = ctx.saved_tensors
+        return grad.masked_fill(second_won, 0), grad.masked_fill(~second_won, 0)

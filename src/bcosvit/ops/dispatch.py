@@ -1,0 +1,128 @@
+"""Which implementation of an op runs, and what all implementations share.
+
+The backend ``reference`` is the paper's equation in plain PyTorch, for any device and dtype. The
+backend ``triton`` is the kernels beside it, for CUDA (or for any device under
+``TRITON_INTERPRET=1``, slowly, which is how tests check the kernels without a GPU).
+
+``constant_if`` is the only function of the package that cuts a tensor out of the gradient for an
+explanation: to read what a frozen view freezes, look for its callers.
+"""
+
+import os
+from importlib.util import find_spec
+from itertools import product
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Backend = Literal["auto", "reference", "triton"]
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+KERNEL_DTYPES = (torch.float32, *HALF_DTYPES)
+HAS_TRITON = find_spec("triton") is not None
+
+
+def use_triton(backend: Backend, tensor: Tensor) -> bool:
+    """Decides whether the Triton kernels compute an op on ``tensor``.
+
+    Args:
+        backend: ``"auto"`` takes the kernels for every CUDA tensor of at most 32 bits,
+            ``"reference"`` never does, and ``"triton"`` always does.
+        tensor: The input of the op.
+
+    Returns:
+        Whether the kernels are to be called.
+
+    Raises:
+        ValueError: ``backend`` is unknown, or ``"triton"`` where the kernels cannot run.
+
+    Example:
+        >>> use_triton("auto", torch.zeros(1))
+        False
+    """
+    if backend == "reference":
+        return False
+    if backend not in ("auto", "triton"):
+        raise ValueError(f"There is no backend {backend!r}; choose auto, reference or triton.")
+    on_gpu = tensor.is_cuda and tensor.dtype in KERNEL_DTYPES
+    if backend == "auto":
+        return on_gpu and HAS_TRITON
+    if not HAS_TRITON:
+        raise ValueError("The backend 'triton' needs triton, which is not installed; use auto.")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not (on_gpu or (interpreted and tensor.dtype in KERNEL_DTYPES)):
+        raise ValueError(
+            f"The backend 'triton' cannot run on {tensor.dtype} on {tensor.device}; "
+            f"give float32, float16 or bfloat16 on a CUDA device, or use auto."
+        )
+    return True
+
+
+def launches_directly(*tensors: Tensor) -> bool:
+    """Whether kernels may be launched as they are: nothing traces or wraps the tensors.
+
+    A traced graph needs every kernel as an op of ``torch.library``, which costs a tenth of a
+    millisecond of Python in every call: more than a small kernel itself.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    functorch = torch._C._functorch
+    return not any(
+        functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+        for tensor in tensors
+    )
+
+
+def constant_if(frozen: bool, tensor: Tensor) -> Tensor:
+    """In a frozen view ``tensor`` is part of the dynamic matrix W(x), so no gradient enters it."""
+    return tensor.detach() if frozen else tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: squares of half-precision numbers overflow at 256 and vanish below 2e-4."""
+    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
+
+
+def unit_rows(weight: Tensor) -> Tensor:
+    """ŵ of the paper's Eq. (8): the weight of every output unit, scaled to norm one.
+
+    Args:
+        weight: [units, ...]; the norm is taken over everything but the first axis.
+
+    Returns:
+        A tensor of the same shape and dtype; an all-zero row stays zero.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    flat = wide(weight).flatten(1)
+    norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    unit = flat / norm.clamp_min(torch.finfo(flat.dtype).tiny)
+    return unit.view_as(weight).to(weight.dtype)
+
+
+def window_sums(
+    images: Tensor,
+    kernel: tuple[int, int],
+    *,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """The sum over each window of a convolution, per channel: [n, g, h, w] -> [n, g, oh, ow]."""
+    if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0):
+        return images
+    images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    if dilation == (1, 1):
+        return F.avg_pool2d(images, kernel, stride, divisor_override=1)
+    # Shifted slices rather than a convolution with ones, which autocast would narrow.
+    height = (images.shape[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    width = (images.shape[3] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    sums = images.new_zeros(*images.shape[:2], height, width)
+    for i, j in product(range(kernel[0]), range(kernel[1])):
+        shifted = images[:, :, i * dilation[0] :: stride[0], j * dilation[1] :: stride[1]]
+        sums = sums + shifted[:, :, :height, :width]
+    return sums
