@@ -2,9 +2,11 @@
 
 from bcosvit.attribution import Attribution, explain, explainers
 from bcosvit.models import (
+    BcosifySchedule,
     DenseNetConfig,
     ModelConfig,
     StemConfig,
+    bcosify,
     create_model,
     features,
     list_models,
@@ -19,9 +21,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attribution",
+    "BcosifySchedule",
     "DenseNetConfig",
     "ModelConfig",
     "StemConfig",
+    "bcosify",
     "create_model",
     "explain",
     "explainers",

@@ -1,0 +1,191 @@
+"""A converted network: layers, and a list of instructions that says how they are called.
+
+The instructions are plain data, so that a weights file describes its network completely: loading
+it needs neither the library that the original came from nor the execution of stored code. For
+speed they are turned into the source of one Python function, which `torch.compile` sees like any
+other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bcosvit.models.tracing import COMPARISONS, OPERATORS, torch_functions
+from bcosvit.nn.bcosified import LAYERS, Container
+from bcosvit.nn.views import DynamicModule
+
+
+@dataclass(frozen=True)
+class Variable:
+    """The result of an instruction, as an argument of another one."""
+
+    number: int
+
+
+@dataclass
+class Program:
+    """What a `Network` is made of, in values that JSON can hold."""
+
+    layers: dict[str, list[Any]] = field(default_factory=dict)
+    """Path -> [class, options]."""
+    parameters: dict[str, list[int]] = field(default_factory=dict)
+    """Path -> shape, of parameters that belong to no layer."""
+    buffers: dict[str, list[Any]] = field(default_factory=dict)
+    """Path -> [shape, dtype]."""
+    instructions: list[list[Any]] = field(default_factory=list)
+    """[result, what, target, arguments, keyword arguments]; the last result is returned."""
+
+
+class Network(DynamicModule):
+    """Encoded images [B, 6, H, W] -> logits [B, K], as a `Program` says."""
+
+    fade: Tensor
+    """λ, the factor on all additive constants."""
+    b: Tensor
+    """B, the exponent of the layers that are B-cos transforms."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.register_buffer("fade", torch.ones(()))
+        self.register_buffer("b", torch.ones(()))
+        for path, (kind, options) in program.layers.items():
+            parent, name = self._parent(path)
+            parent.add_module(name, LAYERS[kind](**options))
+        for path, shape in program.parameters.items():
+            parent, name = self._parent(path)
+            parent.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for path, (shape, dtype) in program.buffers.items():
+            parent, name = self._parent(path)
+            parent.register_buffer(name, torch.empty(shape, dtype=getattr(torch, dtype)))
+        self._run = compiled(program)
+
+    def forward(self, encoded: Tensor) -> Tensor:
+        return self._run(self, encoded)
+
+    def _parent(self, path: str) -> tuple[nn.Module, str]:
+        *parents, name = path.split(".")
+        module: nn.Module = self
+        for part in parents:
+            if part not in module._modules:
+                module.add_module(part, Container())
+            module = module.get_submodule(part)
+        return module, name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_run"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._run = compiled(self.program)
+
+
+def encode(value: Any) -> Any:
+    """An argument of an instruction as JSON."""
+    if isinstance(value, Variable):
+        return {"variable": value.number}
+    if isinstance(value, slice):
+        return {"slice": [encode(value.start), encode(value.stop), encode(value.step)]}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in value]}
+    if isinstance(value, torch.dtype | torch.memory_format):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": None}
+    if value is Ellipsis:
+        return {"ellipsis": None}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{type(value).__name__} is no argument that a converted model can hold.")
+
+
+def _source(value: Any) -> str:
+    """The Python expression for an encoded argument."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_source, value)) + "]"
+    if not isinstance(value, dict):
+        return f"float({str(value)!r})" if isinstance(value, float) else repr(value)
+    ((kind, content),) = value.items()
+    if kind == "variable":
+        return f"v{int(content)}"
+    if kind == "tuple":
+        return "(" + "".join(f"{_source(item)}, " for item in content) + ")"
+    if kind == "slice":
+        return f"slice({', '.join(map(_source, content))})"
+    if kind == "torch":
+        if not isinstance(getattr(torch, content), torch.dtype | torch.memory_format):
+            raise ValueError(f"torch.{content} is no dtype.")
+        return f"torch.{content}"
+    return {"device": "self.fade.device", "ellipsis": "..."}[kind]
+
+
+def _variables(value: Any) -> set[int]:
+    if isinstance(value, list):
+        return set().union(*map(_variables, value)) if value else set()
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        return {content} if kind == "variable" else _variables(content)
+    return set()
+
+
+def _attribute(path: str) -> str:
+    """``self.layer1.0.conv1`` as an expression."""
+    source = "self"
+    for part in path.split("."):
+        source = f"{source}.{part}" if part.isidentifier() else f"getattr({source}, {part!r})"
+    return source
+
+
+def _guard(comparison: str, left: Any, right: Any, outcome: bool) -> None:
+    if COMPARISONS[comparison](left, right) != outcome:
+        raise ValueError(
+            "Images of this size take another way through the original model than those that it "
+            "was converted with; convert it again with image_size set to theirs."
+        )
+
+
+def compiled(program: Program) -> Callable[[nn.Module, Tensor], Tensor]:
+    """The function (self, encoded) -> logits that runs the instructions."""
+    functions = torch_functions()
+    scope: dict[str, Any] = {"torch": torch, "guard": _guard}
+    lines = ["def run(self, v0):"]
+    last_use: dict[int, int] = {}
+    for position, (_, _, _, args, kwargs) in enumerate(program.instructions):
+        for number in _variables(args) | _variables(list(kwargs.values())):
+            last_use[number] = position
+    result = 0
+    for position, (result, what, target, args, kwargs) in enumerate(program.instructions):
+        given = [_source(arg) for arg in args]
+        given += [f"{key}={_source(value)}" for key, value in kwargs.items()]
+        if not all(key.isidentifier() for key in kwargs):
+            raise ValueError(f"{kwargs} are no keyword arguments.")
+        arguments = ", ".join(given)
+        if what == "layer" and target in program.layers:
+            call = f"{_attribute(target)}({arguments})"
+        elif what == "get" and target in ("fade", "b", *program.parameters, *program.buffers):
+            call = _attribute(target)
+        elif what == "item":
+            call = f"{given[0]}[{given[1]}]"
+        elif what == "guard":
+            call = f"guard({arguments})"
+        else:
+            known = OPERATORS if what == "operator" else functions
+            if target not in known:
+                raise ValueError(f"{target} is no function that a converted model can call.")
+            name = "f_" + target.replace(".", "_")
+            scope[name] = known[target]
+            call = f"{name}({arguments})"
+        lines.append(f"    v{int(result)} = {call}")
+        used = _variables(args) | _variables(list(kwargs.values()))
+        # What nobody needs any more is given back at once, as between layers of any model.
+        done = sorted(number for number in used if last_use[number] == position)
+        lines += [f"    v{number} = None" for number in done if number != result]
+    lines.append(f"    return v{int(result)}")
+    exec("\n".join(lines), scope)
+    run: Callable[[nn.Module, Tensor], Tensor] = scope["run"]
+    return run
