@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bcosvit.data.scenery.dice import Dice
-from bcosvit.data.scenery.objects import KINDS
+from bcosvit.data.scenes.objects import KINDS
+from bcosvit.data.scenes.render import Random
 from bcosvit.data.scenes import SPLITS, VARIANTS, Scene, Scenes, _pair_poses
 
 PINNED = "0a3f8da83a3f4c664b07adfa413767c52dbe52575059974c94f6ece55bc2203b"
@@ -252,7 +252,7 @@ def test_position_leaves_nothing_to_a_bag_of_patches() -> None:
     for index in range(4000):
         side = index % 4
         dx, dy = ((-1, 0), (1, 0), (0, -1), (0, 1))[side]
-        first, second = _pair_poses(Dice(index), dx, dy)
+        first, second = _pair_poses(Random(index), dx, dy)
         apart = abs(first.x - second.x) if dx else abs(first.y - second.y)
         assert apart - first.unit - second.unit > 1 / 6
         poses.append((first.x, first.y, second.x, second.y))
