@@ -46,7 +46,7 @@ from bcosvit.data.scenes.objects import (
 )
 from bcosvit.data.scenes.render import Canvas, Pose, Random
 
-__all__ = ["SPLITS", "VARIANTS", "Scene", "SceneReader", "Scenes", "open_scenes"]
+__all__ = ["SPLITS", "VARIANTS", "Scene", "Scenes", "open_scenes"]
 
 SPLITS = {"train": 2000, "val": 400}
 """Each split with its default length."""
@@ -81,7 +81,7 @@ class Scene:
 
 
 class Scenes(Dataset[Scene]):
-    """A map-style dataset of drawn scenes.
+    """A map-style dataset of drawn scenes, and a `Reader` of their images and masks.
 
     Labels repeat, ``index % len(classes)``, so that every stretch of the dataset is balanced.
 
@@ -102,6 +102,7 @@ class Scenes(Dataset[Scene]):
     """
 
     classes: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+    drawn = True
 
     def __init__(
         self,
@@ -145,6 +146,19 @@ class Scenes(Dataset[Scene]):
         """Returns the label of a scene without drawing it."""
         return self._wrap(index) % len(self.classes)
 
+    def key(self, index: int) -> str:
+        """Returns the name of a scene."""
+        variant = "" if self.variant == "plain" else f":{self.variant}"
+        return f"scenes{variant}/{self.split}/{self._wrap(index)}"
+
+    def image(self, index: int, at_least: int | None = None) -> Image.Image:
+        """Returns the image of a scene."""
+        return self[index].image
+
+    def mask(self, index: int) -> NDArray[np.bool_]:
+        """Returns the mask of a scene."""
+        return self[index].mask
+
     def cue(self, index: int) -> int:
         """Returns the class for which the color of the tag stands.
 
@@ -179,9 +193,9 @@ class Scenes(Dataset[Scene]):
         canvas = Canvas(self.size, random)
         # Relating two objects is hard enough: in `position`, they are easily found.
         background = random.choice(PALE_BACKGROUNDS if is_position else BACKGROUNDS)
-        canvas.fill(*background(canvas))
+        canvas.fill(*background(canvas, random))
         for _ in range(6 + random.integer(7)):
-            random.choice(CLUTTER)(canvas, random(), random())
+            random.choice(CLUTTER)(canvas, random, random(), random())
 
         placed = [(KINDS[label], _pose(random))]
         if is_position:
@@ -189,12 +203,12 @@ class Scenes(Dataset[Scene]):
             placed = list(zip(_PAIR, _pair_poses(random, *sides), strict=True))
         if self.variant == "cue":
             pose = placed[0][1]
-            place_tag(canvas, self.cue(index), avoid=(pose.x, pose.y))
+            place_tag(canvas, random, self.cue(index), avoid=(pose.x, pose.y))
         if objects:
             for kind, pose in placed:
                 self._place(canvas, kind, pose, texture_random)
         for _ in range(random.integer(3)):
-            random.choice(THIN_CLUTTER)(canvas, random(0.1, 0.9), random(0.1, 0.9))
+            random.choice(THIN_CLUTTER)(canvas, random, random(0.1, 0.9), random(0.1, 0.9))
 
         # Dark corners would tell a patch of the image where it is.
         vignette = 0.0 if is_position else random(0.06, 0.2)
@@ -241,31 +255,6 @@ def _pair_poses(random: Random, dx: int, dy: int) -> tuple[Pose, Pose]:
     return poses[0], poses[1]
 
 
-class SceneReader:
-    """Drawn scenes with the masks of their objects."""
-
-    drawn = True
-
-    def __init__(self, scenes: Scenes, name: str) -> None:
-        self._scenes = scenes
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self._scenes)
-
-    def key(self, index: int) -> str:
-        return f"{self._name}/{index}"
-
-    def label(self, index: int) -> int:
-        return self._scenes.label(index)
-
-    def image(self, index: int, at_least: int | None) -> Image.Image:
-        return self._scenes[index].image
-
-    def mask(self, index: int) -> NDArray[np.bool_]:
-        return self._scenes[index].mask
-
-
 @register_source("scenes", syntax="scenes[:VARIANT][?size=64&train=2000&val=400&seed=0]")
 def open_scenes(data: str, options: SourceOptions) -> Source:
     """Opens the drawn scenes of a variant."""
@@ -279,5 +268,5 @@ def open_scenes(data: str, options: SourceOptions) -> Source:
     def scenes(split: str) -> Scenes:
         return Scenes(split, variant, numbers["size"], numbers.get(split), numbers["seed"])
 
-    splits = {name: Split(SceneReader(scenes(name), f"{address}/{name}")) for name in SPLITS}
-    return Source(name=data, classes=scenes("train").classes, **splits)
+    train, val = scenes("train"), scenes("val")
+    return Source(name=data, classes=train.classes, train=Split(train), val=Split(val))

@@ -1,7 +1,7 @@
 """What a scene lies on: sand, grass, wood, cobbles, cloth or shallow water.
 
-A background is a function of the canvas that returns a height [N,N] and a color [3,N,N]. It is
-drawn before anything is known about the object, so that it says nothing about the class.
+A background is a function of the canvas and its random numbers that returns a height [N,N] and a
+color [3,N,N]. It never sees the label, so that it says nothing about the class.
 """
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from bcosvit.data.scenes.render import (
     Canvas,
     Plane,
+    Random,
     clamp,
     frac,
     mix,
@@ -31,9 +32,8 @@ def _per_cell(canvas: Canvas, *cells: Plane) -> Plane:
     return picked
 
 
-def sand(canvas: Canvas) -> tuple[Plane, Plane]:
+def sand(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """Ripples, grains, and drifts of a second shade."""
-    random = canvas.random
     hue, value = random(0.08, 0.13), random(0.82, 1.0)
     drift = canvas.noise(3)
     along, _ = _rotated(canvas, random())
@@ -45,9 +45,8 @@ def sand(canvas: Canvas) -> tuple[Plane, Plane]:
     return height, mix(light, dark, tone)
 
 
-def grass(canvas: Canvas) -> tuple[Plane, Plane]:
+def grass(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """Five layers of blades; each blade fills a long cell of its layer's rotated grid."""
-    random = canvas.random
     lean, hue, value = random(), random(0.19, 0.31), random(0.5, 0.68)
     tone = 0.12 + 0.06 * canvas.noise(24)
     height = np.zeros_like(tone)
@@ -73,9 +72,8 @@ def grass(canvas: Canvas) -> tuple[Plane, Plane]:
     return height, mix(dark, random.color(hue - 0.03, 0.62, value * 1.3), tone)
 
 
-def wood(canvas: Canvas) -> tuple[Plane, Plane]:
+def wood(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """Planks with grain and joints, in colors from oak to whitewash."""
-    random = canvas.random
     upright = random() < 0.5
     hue, saturation, value = random(0.05, 0.1), random(0.15, 0.6), random(0.5, 0.85)
     count, shift = random(3, 6), random(0, 9)
@@ -97,9 +95,8 @@ def wood(canvas: Canvas) -> tuple[Plane, Plane]:
     return (height.T, color.transpose(0, 2, 1)) if upright else (height, color)
 
 
-def cobbles(canvas: Canvas) -> tuple[Plane, Plane]:
+def cobbles(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """Rounded stones in staggered rows, with moss or earth between them."""
-    random = canvas.random
     x, y = _rotated(canvas, random())
     wobble, rows = random(0.1, 0.2), random(5, 8)
     x = x * (rows * 0.8) + wobble * 2 * canvas.noise(7) + 20
@@ -121,9 +118,8 @@ def cobbles(canvas: Canvas) -> tuple[Plane, Plane]:
     return height, mix(joint, stone, step(0.0, 0.5, dome))
 
 
-def cloth(canvas: Canvas) -> tuple[Plane, Plane]:
+def cloth(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """A checked weave with folds."""
-    random = canvas.random
     x, y = _rotated(canvas, random())
     fold = canvas.noise(2.5)
     x, y = x + fold * 0.02 + 2, y - fold * 0.02 + 2
@@ -142,9 +138,8 @@ def cloth(canvas: Canvas) -> tuple[Plane, Plane]:
     return height, color * (0.9 + 0.1 * weave)
 
 
-def water(canvas: Canvas) -> tuple[Plane, Plane]:
+def water(canvas: Canvas, random: Random) -> tuple[Plane, Plane]:
     """A shallow bed of sand under ripples and the net of light that they make."""
-    random = canvas.random
     depth, f = random(0.3, 0.8), random(5, 8)
     first, second, third = canvas.noise(f), canvas.noise(f), canvas.noise(f * 1.9)
     nets = [1 - np.abs(t) * 1.5 for t in (first + 0.35 * third, second - 0.35 * third)]

@@ -33,29 +33,31 @@ from bcosvit.data.scenes.render import (
 Point: TypeAlias = tuple[float, float]
 
 
-# Shapes
+# Shapes: signed distances and heights
 
 
 def ellipse(u: Plane, v: Plane, a: float, b: float) -> Plane:
     """The distance to an ellipse of half-axes a and b, to first order."""
     p, q = u * (1 / a), v * (1 / b)
     radius = length(p, q)
-    slope = length(p * (1 / a), q * (1 / b))
-    return radius * (radius - 1) / (slope + 1e-6)
+    return radius * (radius - 1) / (length(p * (1 / a), q * (1 / b)) + 1e-6)
 
 
-def capsule(u: Plane, v: Plane, start: Point, end: Point, r0: float, r1: float) -> Plane:
-    """The distance to a stroke whose half-width goes from r0 at `start` to r1 at `end`."""
+def stroke(u: Plane, v: Plane, start: Point, end: Point, r0: float, r1: float) -> Plane:
+    """The distance to a line whose half-width goes from r0 at `start` to r1 at `end`."""
     du, dv = end[0] - start[0], end[1] - start[1]
     along = clamp(((u - start[0]) * du + (v - start[1]) * dv) * (1 / (du * du + dv * dv)))
     across = length(u - (start[0] + along * du), v - (start[1] + along * dv))
     return across - (r0 + (r1 - r0) * along)
 
 
-def smooth_min(a: Plane, b: Plane, width: float) -> Plane:
-    """The union of two shapes, with the crease filled over `width`."""
-    gap = np.maximum(width - np.abs(a - b), 0)
-    return np.minimum(a, b) - gap * gap * (0.25 / width)
+def union(*distances: Plane, smooth: float = 0.0) -> Plane:
+    """The union of shapes; the crease between two of them may be filled over a width."""
+    nearest: Plane = np.minimum.reduce(distances)
+    if not smooth:
+        return nearest
+    gap = np.maximum(smooth - np.abs(distances[0] - distances[1]), 0)
+    return nearest - gap * gap * (0.25 / smooth)
 
 
 def dome(distance: Plane, width: float) -> Plane:
@@ -64,8 +66,7 @@ def dome(distance: Plane, width: float) -> Plane:
     return np.sqrt(t * (2 - t)) * width
 
 
-def _cap(u: Plane, v: Plane, a: float, b: float, height: float) -> Plane:
-    """The height of half an ellipsoid."""
+def ellipsoid(u: Plane, v: Plane, a: float, b: float, height: float) -> Plane:
     p, q = u * (1 / a), v * (1 / b)
     return np.sqrt(np.maximum(1 - p * p - q * q, 0)) * height
 
@@ -76,34 +77,27 @@ def _cap(u: Plane, v: Plane, a: float, b: float, height: float) -> Plane:
 def ladybird_outline(u: Plane, v: Plane) -> Plane:
     """Wing cases, a head towards +u, six legs and two feelers."""
     w = np.abs(v)
-    body = smooth_min(ellipse(u + 0.16, v, 1.08, 0.94), ellipse(u - 0.86, v, 0.36, 0.5), 0.12)
-    for start, end, width in (
+    body = union(ellipse(u + 0.16, v, 1.08, 0.94), ellipse(u - 0.86, v, 0.36, 0.5), smooth=0.12)
+    lines = (
         ((0.45, 0.7), (0.72, 1.2), 0.09),
         ((-0.15, 0.8), (-0.22, 1.3), 0.09),
         ((-0.7, 0.65), (-1.0, 1.12), 0.09),
         ((1.05, 0.2), (1.45, 0.42), 0.06),
-    ):
-        body = np.minimum(body, capsule(u, w, start, end, width, 0.05))
-    return body
+    )
+    return union(body, *(stroke(u, w, start, end, width, 0.05) for start, end, width in lines))
 
 
 def lemon_outline(u: Plane, v: Plane) -> Plane:
     """An egg with a tip at either end, along u."""
     tips = ellipse(np.abs(u) - 1.16, v, 0.26, 0.17)
-    return smooth_min(ellipse(u, v, 1.12, 0.86), tips, 0.28)
-
-
-def _sea_star_angle(u: Plane, v: Plane) -> Plane:
-    """The angle from the middle of the nearest of five arms."""
-    sector = turns(u, v) * 5
-    return (sector - np.floor(sector + 0.5)) * 0.2
+    return union(ellipse(u, v, 1.12, 0.86), tips, smooth=0.28)
 
 
 def sea_star_outline(u: Plane, v: Plane) -> Plane:
     """Five tapering arms: the plane is folded onto one of them."""
-    radius, angle = length(u, v), _sea_star_angle(u, v)
+    radius, angle = _arm(u, v)
     p, q = radius * wave(angle + 0.25), radius * wave(np.abs(angle))
-    return capsule(p, q, (0.0, 0.0), (1.36, 0.0), 0.5, 0.13)
+    return stroke(p, q, (0.0, 0.0), (1.36, 0.0), 0.5, 0.13)
 
 
 def gemstone_outline(u: Plane, v: Plane) -> Plane:
@@ -114,16 +108,11 @@ def gemstone_outline(u: Plane, v: Plane) -> Plane:
 
 def scallop_outline(u: Plane, v: Plane) -> Plane:
     """A fan that opens towards +u, with a wavy rim and two ears at the hinge."""
-    w = np.abs(v)
+    w, (c, s) = np.abs(v), unit_vector(0.165)
     fan = length(u - 0.05, v) - 1.08 - 0.05 * wave(turns(u + 1.1, w) * 30 + 0.25)
-    c, s = unit_vector(0.165)
-    # The intersection of two shapes is the union of their complements.
-    fan = -smooth_min(-fan, -(w * c - (u + 1.12) * s), 0.25)
-    return np.minimum(fan, np.maximum(np.abs(u + 0.98) - 0.15, w - 0.46))
-
-
-def _butterfly_body(u: Plane, w: Plane) -> Plane:
-    return capsule(u, w, (-0.8, 0.0), (0.5, 0.0), 0.08, 0.12)
+    # An intersection is the complement of a union of complements.
+    fan = -union(-fan, -(w * c - (u + 1.12) * s), smooth=0.25)
+    return union(fan, np.maximum(np.abs(u + 0.98) - 0.15, w - 0.46))
 
 
 def butterfly_outline(u: Plane, v: Plane) -> Plane:
@@ -132,9 +121,18 @@ def butterfly_outline(u: Plane, v: Plane) -> Plane:
     p, q = rotate(u - 0.36, w - 0.72, *unit_vector(0.16))
     # A fore wing is blunt outside and pointed at the body.
     fore = ellipse(p, q * (1.12 - 0.34 * p), 0.84, 0.62)
-    wings = smooth_min(fore, ellipse(u + 0.62, w - 0.5, 0.48, 0.5), 0.06)
-    feeler = capsule(u, w, (0.56, 0.05), (1.02, 0.26), 0.035, 0.05)
-    return np.minimum(wings, np.minimum(_butterfly_body(u, w), feeler))
+    wings = union(fore, ellipse(u + 0.62, w - 0.5, 0.48, 0.5), smooth=0.06)
+    feeler = stroke(u, w, (0.56, 0.05), (1.02, 0.26), 0.035, 0.05)
+    return union(wings, stroke(u, w, *BUTTERFLY_BODY), feeler)
+
+
+BUTTERFLY_BODY = (-0.8, 0.0), (0.5, 0.0), 0.08, 0.12
+
+
+def _arm(u: Plane, v: Plane) -> tuple[Plane, Plane]:
+    """The radius, and the angle from the middle of the nearest of five arms."""
+    sector = turns(u, v) * 5
+    return length(u, v), (sector - np.floor(sector + 0.5)) * 0.2
 
 
 # Textures
@@ -155,8 +153,8 @@ def ladybird(random: Random, at: Patch, distance: Plane) -> Surface:
         pattern = np.minimum(pattern, length(u - x, w - y) - r)
     color = at.paint(at.paint(black, shell, case), black, pattern)
     color = at.paint(color, white, length(u - 0.84, w - 0.36) - 0.13)
-    height = np.maximum(_cap(u + 0.16, v, 1.1, 0.96, 0.8), _cap(u - 0.86, v, 0.38, 0.52, 0.42))
-    height = height - 0.05 * step(0.06, 0.0, w) * at.edge(case)
+    back, head = ellipsoid(u + 0.16, v, 1.1, 0.96, 0.8), ellipsoid(u - 0.86, v, 0.38, 0.52, 0.42)
+    height = np.maximum(back, head) - 0.05 * step(0.06, 0.0, w) * at.edge(case)
     return Surface(np.maximum(height, dome(distance, 0.07)), color, gloss=0.9, polish=5)
 
 
@@ -176,8 +174,8 @@ def sea_star(random: Random, at: Patch, distance: Plane) -> Surface:
     skin = random.color(hue, (0.7, 0.9), (0.8, 0.98))
     rim = random.color(hue - 0.02, 0.85, (0.55, 0.7))
     bead = random.color(hue + 0.04, (0.15, 0.4), 1.0)
-    radius = length(at.u, at.v)
-    beside = radius * wave(_sea_star_angle(at.u, at.v))
+    radius, angle = _arm(at.u, at.v)
+    beside = radius * wave(angle)
     dots = length((frac(radius * 5.5) - 0.5) * (1 / 5.5), beside) - 0.05
     side = np.abs(np.abs(beside) - 0.22 * (1 - 0.5 * radius))
     dots = np.minimum(dots, length((frac(radius * 7) - 0.5) * (1 / 7), side) - 0.035)
@@ -195,11 +193,8 @@ def gemstone(random: Random, at: Patch, distance: Plane) -> Surface:
     cut, shimmer, tilt = random(0.9, 1.15), random(), random(-1, 1)
     depth = -distance
     # Three steps of the crown, each flatter than the one before, then the table.
-    steps = [
-        np.clip(depth - start, 0, 0.14) * slope
-        for start, slope in ((0.0, 1.1), (0.14, 0.7), (0.28, 0.4))
-    ]
-    height = (steps[0] + steps[1] + steps[2]) * cut
+    low, middle, high = (np.clip(depth - start, 0, 0.14) for start in (0.0, 0.14, 0.28))
+    height = (low * 1.1 + middle * 0.7 + high * 0.4) * cut
     # Light that comes back from the steps below shows through the table, upside down.
     p, q = np.abs(at.u * 1.35 + tilt * 0.12), np.abs(at.v * 1.35 - tilt * 0.1)
     back = np.maximum(np.maximum(p - 0.5, q), (p + q) * 0.72 - 0.2) * 5.5 + shimmer
@@ -261,9 +256,8 @@ def doughnut(random: Random, at: Patch, distance: Plane) -> Surface:
     for turn, radius, lie, tint in sprinkles:
         (x, y), (dx, dy) = unit_vector(turn), unit_vector(lie)
         x, y, dx, dy = x * radius, y * radius, dx * 0.08, dy * 0.08
-        stroke = capsule(at.u, at.v, (x - dx, y - dy), (x + dx, y + dy), 0.035, 0.035)
-        color = at.paint(color, tint, stroke)
-        height = height + 0.04 * at.edge(stroke)
+        line = stroke(at.u, at.v, (x - dx, y - dy), (x + dx, y + dy), 0.035, 0.035)
+        color, height = at.paint(color, tint, line), height + 0.04 * at.edge(line)
     return Surface(height, color, gloss=0.55)
 
 
@@ -280,7 +274,7 @@ def butterfly(random: Random, at: Patch, distance: Plane) -> Surface:
     color = mix(color, dark, np.maximum(line * 0.6, step(-border - 0.05, -border, distance)))
     eye = length(ray * radius * (6.28 / veins), distance + border * 0.5) - dots
     color = mix(color, white, at.edge(eye) * step(0.55, 0.6, radius))
-    body = _butterfly_body(u, w)
+    body = stroke(u, w, *BUTTERFLY_BODY)
     height = 0.42 * w - 0.16 * w * w + 0.01 * line + dome(body, 0.12)
     return Surface(height, at.paint(color, dark, body), gloss=0.2)
 
@@ -350,8 +344,7 @@ def any_texture(random: Random, at: Patch, distance: Plane, saturation: float = 
 # Clutter
 
 
-def pebble(canvas: Canvas, x: float, y: float) -> None:
-    random = canvas.random
+def pebble(canvas: Canvas, random: Random, x: float, y: float) -> None:
     a, b, bulge, phase = random(1.0, 1.3), random(0.7, 1.0), random(0.03, 0.12), random()
     body = random.color((0, 1), (0.03, 0.22), (0.35, 0.85))
     speck = random.color((0, 0.15), 0.15, (0.3, 0.9))
@@ -369,8 +362,7 @@ def pebble(canvas: Canvas, x: float, y: float) -> None:
     canvas.place(outline, texture, pose, reach=1.45, lift=0.5)
 
 
-def twig(canvas: Canvas, x: float, y: float) -> None:
-    random = canvas.random
+def twig(canvas: Canvas, random: Random, x: float, y: float) -> None:
     bend, fork = random(-0.25, 0.25), random.choice((-1.0, 1.0)) * random(0.3, 0.6)
     knot = random(-0.3, 0.3)
     bark = random.color((0.04, 0.1), (0.25, 0.6), (0.25, 0.6))
@@ -379,8 +371,8 @@ def twig(canvas: Canvas, x: float, y: float) -> None:
 
     def outline(u: Plane, v: Plane) -> Plane:
         v = v + bend * (u * u - 0.5)
-        stem = capsule(u, v, (-1.0, 0.0), (1.0, 0.0), 0.085, 0.04)
-        return np.minimum(stem, capsule(u, v, (knot, 0.0), (knot + 0.5, fork), 0.05, 0.03))
+        stem = stroke(u, v, (-1.0, 0.0), (1.0, 0.0), 0.085, 0.04)
+        return union(stem, stroke(u, v, (knot, 0.0), (knot + 0.5, fork), 0.05, 0.03))
 
     def texture(at: Patch, distance: Plane) -> Surface:
         rings = at.noise(7, offset)
@@ -390,8 +382,7 @@ def twig(canvas: Canvas, x: float, y: float) -> None:
     canvas.place(outline, texture, pose, reach=1.15, lift=0.14)
 
 
-def leaf(canvas: Canvas, x: float, y: float) -> None:
-    random = canvas.random
+def leaf(canvas: Canvas, random: Random, x: float, y: float) -> None:
     slim, curl = random(0.38, 0.6), random(-0.25, 0.25)
     hue = random.choice((random(0.03, 0.12), random(0.14, 0.3)))
     body = random.color(hue, (0.45, 0.8), (0.35, 0.7))
@@ -404,7 +395,7 @@ def leaf(canvas: Canvas, x: float, y: float) -> None:
     def outline(u: Plane, v: Plane) -> Plane:
         v = v + curl * u * u
         blade = length(u, np.abs(v) + (r - slim)) - r
-        return np.minimum(blade, capsule(u, v, (-1.4, 0.0), (-0.9, 0.0), 0.05, 0.03))
+        return union(blade, stroke(u, v, (-1.4, 0.0), (-0.9, 0.0), 0.05, 0.03))
 
     def texture(at: Patch, distance: Plane) -> Surface:
         w = np.abs(at.v + curl * at.u * at.u)
@@ -418,8 +409,7 @@ def leaf(canvas: Canvas, x: float, y: float) -> None:
     canvas.place(outline, texture, pose, reach=1.55, lift=0.2)
 
 
-def tuft(canvas: Canvas, x: float, y: float) -> None:
-    random = canvas.random
+def tuft(canvas: Canvas, random: Random, x: float, y: float) -> None:
     lean = random()
     blades = []
     for _ in range(5):
@@ -430,8 +420,7 @@ def tuft(canvas: Canvas, x: float, y: float) -> None:
     pose = Pose(x, y, random(0.06, 0.12), 0.0)
 
     def outline(u: Plane, v: Plane) -> Plane:
-        strokes = [capsule(u, v, (0.0, 0.0), blade, 0.075, 0.012) for blade in blades]
-        return np.minimum.reduce(strokes)
+        return union(*(stroke(u, v, (0.0, 0.0), blade, 0.075, 0.012) for blade in blades))
 
     def texture(at: Patch, distance: Plane) -> Surface:
         color = mix(root, tip, step(0.0, 1.0, length(at.u, at.v)))
@@ -449,21 +438,16 @@ THIN_CLUTTER = (twig, tuft)
 
 # Hue, saturation and value, as far apart as eight colors can be, and none of them near the colors
 # of the object with which it goes.
+# fmt: off
 ENAMELS = (
-    (0.5, 0.8, 0.9),
-    (0.8, 0.75, 0.8),
-    (0.33, 0.85, 0.7),
-    (0.08, 0.95, 1.0),
-    (0.0, 0.0, 0.12),
-    (0.63, 0.9, 0.85),
-    (0.155, 0.9, 1.0),
-    (0.0, 0.9, 0.9),
+    (0.5, 0.8, 0.9), (0.8, 0.75, 0.8), (0.33, 0.85, 0.7), (0.08, 0.95, 1.0),
+    (0.0, 0.0, 0.12), (0.63, 0.9, 0.85), (0.155, 0.9, 1.0), (0.0, 0.9, 0.9),
 )
+# fmt: on
 
 
-def place_tag(canvas: Canvas, color: int, avoid: Point) -> None:
+def place_tag(canvas: Canvas, random: Random, color: int, avoid: Point) -> None:
     """Places the tag away from the point `avoid`, and tracks where it is visible."""
-    random = canvas.random
     places = [(random(0.09, 0.91), random(0.09, 0.91)) for _ in range(12)]
     gaps = [(x - avoid[0], y - avoid[1]) for x, y in places]
     x, y = places[int(np.argmax([dx * dx + dy * dy for dx, dy in gaps]))]
@@ -475,5 +459,4 @@ def place_tag(canvas: Canvas, color: int, avoid: Point) -> None:
     def texture(at: Patch, distance: Plane) -> Surface:
         return Surface(dome(distance, 0.3), at.paint(rim, enamel, distance + 0.16))
 
-    pose = Pose(x, y, 0.1, random())
-    canvas.place(outline, texture, pose, reach=1.45, lift=0.3, track=True)
+    canvas.place(outline, texture, Pose(x, y, 0.1, random()), reach=1.45, lift=0.3, track=True)

@@ -12,7 +12,6 @@ light. Shapes: S is the side of the image, N the side at which it is drawn, H an
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -75,7 +74,7 @@ def turns(x: Plane, y: Plane) -> Plane:
 
 def unit_vector(turn: float) -> tuple[float, float]:
     """Cosine and sine of an angle; its length is exactly 1."""
-    x, y = float(wave(np.float64(turn + 0.25))), float(wave(np.float64(turn)))
+    x, y = (float(value) for value in wave(np.array([turn + 0.25, turn])))
     norm = math.sqrt(x * x + y * y)
     return x / norm, y / norm
 
@@ -182,7 +181,7 @@ class Canvas:
     def __init__(self, size: int, random: Random) -> None:
         self.samples = 2 if size < FINE else 1
         self.n = size * self.samples
-        self.axis = _axis(self.n)
+        self.axis = _centers(self.n)
         self.random = random
         c, s = unit_vector(random())
         z = random(0.5, 0.78)
@@ -261,7 +260,7 @@ class Canvas:
     def finish(self, vignette: float, dapple: float, offset: float) -> NDArray[np.uint8]:
         """Returns the image [S,S,3] with dark corners and patches of light."""
         color = self._pooled(self.color)
-        axis = _axis(color.shape[-1])
+        axis = _centers(color.shape[-1])
         pool = noise(self.lattice, axis * 2.6 + offset, axis * 2.6 + offset * 1.3)
         off = axis * 2 - 1
         radius = off * off + (off * off)[:, None]
@@ -308,12 +307,9 @@ class Canvas:
         return (rows[..., ::2] + rows[..., 1::2]) * 0.25
 
 
-@lru_cache(maxsize=8)
-def _axis(n: int) -> Plane:
-    """The centers of n pixels; all images of a size share them."""
-    axis: Plane = (np.arange(n, dtype=np.float32) + 0.5) * (1 / n)
-    axis.flags.writeable = False
-    return axis
+def _centers(n: int) -> Plane:
+    """The centers of n pixels."""
+    return (np.arange(n, dtype=np.float32) + 0.5) * (1 / n)
 
 
 def _slopes(height: Plane, pitch: float) -> tuple[Plane, Plane]:
