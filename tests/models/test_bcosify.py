@@ -1,5 +1,6 @@
 """Conversion of other libraries' models: equality, completeness, and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 import bcosvit
 from bcosvit import BcosifySchedule, bcosify
 from bcosvit._torchvision import torchvision
+from tests.reference import converted
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -65,7 +67,7 @@ def randomized(model: nn.Module) -> nn.Module:
 
 
 def normalized(images: Tensor) -> Tensor:
-    mean, std = (torch.tensor(s).to(images).view(3, 1, 1) for s in (MEAN, STD))
+    mean, std = (images.new_tensor(s).view(3, 1, 1) for s in (MEAN, STD))
     return (images - mean) / std
 
 
@@ -175,3 +177,75 @@ def test_original_is_untouched() -> None:
     assert model.training
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in before.items())
+
+
+MOBILENET = [
+    # kernel, width within, width, squeeze and excitation, activation, stride
+    (3, 8, 8, False, "RE", 1),
+    (3, 16, 8, True, "HS", 2),
+    (5, 24, 8, True, "HS", 1),
+]
+
+
+def small_mobilenet() -> nn.Module:
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
+
+    settings, width = [], 8
+    for kernel, within, out, squeezes, act, stride in MOBILENET:
+        row = (width, kernel, within, out, squeezes, act, stride, 1, 1.0)
+        settings.append(InvertedResidualConfig(*row))
+        width = out
+    return MobileNetV3(settings, last_channel=10, num_classes=5)
+
+
+def small_vit() -> nn.Module:
+    return torchvision.models.VisionTransformer(
+        image_size=8,
+        patch_size=4,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=12,
+        mlp_dim=20,
+        num_classes=5,
+    )
+
+
+def reference_of(name: str, encoded, setting) -> converted.Affine:
+    if name == "resnet18":
+        return converted.resnet18(encoded, setting)
+    if name == "vit":
+        return converted.vit(encoded, setting, layers=2, heads=2, patch=4)
+    blocks, width = [], 8
+    for kernel, within, out, squeezes, act, stride in MOBILENET:
+        adds = stride == 1 and out == width
+        blocks.append((kernel, within != width, squeezes, act == "HS", stride, adds))
+        width = out
+    return converted.mobilenet_v3(encoded, setting, blocks)
+
+
+@pytest.mark.parametrize(
+    ("b", "fade"), [(None, 1.0), (None, 0.3), (1.0, 1.0), (1.6, 0.3), (2.0, 0.0)]
+)
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v3", "vit", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
+def test_rows_of_w_are_products_of_matrices(name: str, b: float | None, fade: float) -> None:
+    make = {
+        "resnet18": lambda: torchvision.models.resnet18(num_classes=5),
+        "mobilenet_v3": small_mobilenet,
+        "vit": small_vit,
+    }[name]
+    model = randomized(make()).double().eval()
+    size = 8 if name == "vit" else 16
+    copy = bcosify(model, mean=MEAN, std=STD, image_size=size, b=b, fade=fade)
+    images = torch.rand(2, 3, size, size, dtype=torch.float64)
+    found = bcosvit.explain(copy, images, target="all")
+    weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    for i, image in enumerate(copy.encoding(images).numpy()):
+        setting = converted.Setting(weights, np.array(MEAN), np.array(STD), fade, b)
+        expected = reference_of(name, image, setting)
+        np.testing.assert_allclose(found.logit[i], expected.value, rtol=1e-8, atol=1e-12)
+        rows = found.weights[i].flatten(1).numpy()
+        scale = np.abs(expected.matrix).max()
+        np.testing.assert_allclose(rows, expected.matrix, rtol=0, atol=1e-9 * scale)
+        np.testing.assert_allclose(found.residual[i], expected.offset, rtol=1e-8, atol=1e-12)

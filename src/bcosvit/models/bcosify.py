@@ -251,7 +251,8 @@ def bcosify(
         logit_bias=logit_bias,
     )
     copy = Bcosified(config).to(example.device, example.dtype)
-    writer.load(copy.network, model, torch.tensor(mean), torch.tensor(std))
+    statistics = (torch.tensor(s, dtype=torch.float64) for s in (mean, std))
+    writer.load(copy.network, model, *statistics)
     copy.eval()
     if check:
         _check(model, copy, mean, std)
@@ -266,8 +267,8 @@ def _check(model: nn.Module, copy: Bcosified, mean: Sequence[float], std: Sequen
     example = next(copy.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(3, 3, *copy.config.image_size, generator=generator).to(example)
-    statistics = (torch.tensor(s).to(example).view(3, 1, 1) for s in (mean, std))
-    subtracted, divided = statistics
+    statistics = (torch.tensor(s, dtype=torch.float64) for s in (mean, std))
+    subtracted, divided = (s.to(example).view(3, 1, 1) for s in statistics)
     was_training = model.training
     try:
         with torch.no_grad():

@@ -23,7 +23,7 @@ from bcosvit.ops.dispatch import wide, window_sums
 
 EPS = 1e-6
 """Added to the squared norm of an input, as in the other B-cos layers."""
-SMALLEST_COSINE = 1e-6
+SMALLEST_COSINE = 1e-20
 """Smaller cosines count as this one, so that the power has a finite slope everywhere."""
 
 
@@ -414,10 +414,37 @@ class ConvertedAttention(DynamicModule):
     """Attention whose matrix is a constant of a frozen view, so that it is linear in the values."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> Tensor:
+        if not self.frozen:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+        # An explicit matrix: fused attention cannot give several rows of W(x) at once.
         query, key = self.constant(query), self.constant(key)
-        return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = query @ key.transpose(-2, -1) * scale
+        if is_causal:
+            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(ahead, -torch.inf)
+        if attn_mask is not None:
+            mask = self.constant(attn_mask)
+            if mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            else:
+                scores = scores + mask
+        return scores.softmax(-1).to(value.dtype) @ value
 
 
 Gate = Callable[..., Tensor]
