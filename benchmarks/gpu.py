@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit import create_model
-from bcosvit.attribution.compiled import reusable
+from bcosvit.attribution.inherent import reusable_adjoint
 from bcosvit.models import VisionTransformer
 from bcosvit.nn import CUDAGraphRunner, frozen_view, prepared_view
 from bcosvit.nn.views import view
@@ -92,7 +92,7 @@ def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]
     seeds = F.one_hot(torch.arange(10, device="cuda"), CLASSES).float()
 
     def step(classes: int) -> None:
-        with autocast(), reusable():
+        with autocast(), reusable_adjoint():
             logits = run(x)
             for k, seed in enumerate(seeds[:classes], start=1):
                 torch.autograd.grad(logits, x, seed.expand_as(logits), retain_graph=k < classes)

@@ -23,7 +23,7 @@ import bcosvit
 from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.models.pretrained import shipped
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 from bcosvit.train import Machines, Recipe, train
 
 SLOW = ("intgrad", "smoothgrad", "occlusion")
@@ -135,15 +135,15 @@ def everything() -> Iterator[tuple[str, object]]:
             machines=Machines(accelerator="cpu"),
         )
         yield "train/metrics", (out / "metrics.csv").read_text().splitlines()[1:]
-        subject = Subject.load(run.weights, "cpu")
-        state = subject.model.state_dict()
+        predictor = Predictor.load(run.weights, "cpu")
+        state = predictor.model.state_dict()
         yield "train/weights", torch.cat([state[key].flatten().double() for key in state])
         source = open_source("scenes?size=32&train=120&val=60")
-        pictures = labeled_images(source, "all", subject.names, subject.transform)
+        pictures = labeled_images(source, "all", predictor.class_names, predictor.transform)
         found = evaluate(
-            subject.model,
+            predictor.model,
             pictures,
-            bcosvit.explainers(subject.model),
+            bcosvit.explainers(predictor.model),
             localization=GridPointingGame(grids=5),
             perturbation=PixelPerturbation(images=10),
             masks=pictures.masks(),

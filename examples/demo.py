@@ -13,11 +13,11 @@ from drawings import draw
 from PIL import Image
 from rich.console import Console
 
+from bcosvit.attribution import method_title
 from bcosvit.data.scenes import Scenes
 from bcosvit.models.pretrained import DEFAULT
 from bcosvit.report.evaluate import REPORT, evaluate_weights
 from bcosvit.report.explain import explain_pictures
-from bcosvit.report.explained import TITLES
 from bcosvit.report.html import Html, element, figure, foot, page, paragraph, picture, table
 from bcosvit.report.html import text as plain
 from bcosvit.report.provenance import command_line, versions
@@ -104,7 +104,7 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
                     "Every method by two metrics; more is better.",
                     ("Method", "Localization", "Perturbation (ABC)"),
                     [
-                        (TITLES[name], f"{score['mean']:.3f}", f"{areas[name]['mean']:.3f}")
+                        (method_title(name), f"{score['mean']:.3f}", f"{areas[name]['mean']:.3f}")
                         for name, score in summary["localization"]["score"].items()
                     ],
                     numbers=(1, 2),

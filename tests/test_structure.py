@@ -17,15 +17,25 @@ MAY_IMPORT = {
     "models": {"ops", "nn"},
     "attribution": {"ops", "nn", "models"},
     "data": {"nn"},
-    "metrics": {"ops", "nn", "models", "attribution"},
-    "report": {"ops", "nn", "models", "attribution", "metrics", "data"},
-    "train": {"ops", "nn", "models", "attribution", "data", "report"},
+    "metrics": {"ops", "nn", "models", "attribution", "data", "predictor"},
+    "report": {"ops", "nn", "models", "attribution", "metrics", "data", "predictor"},
+    "train": {"predictor", "ops", "nn", "models", "attribution", "data", "report"},
     # On top: nothing but the command line imports these.
-    "export": {"ops", "nn", "models", "attribution", "data", "report"},
-    "web": {"ops", "nn", "models", "attribution", "metrics", "data", "report"},
-    "paper": {"ops", "nn", "models", "attribution", "metrics", "data", "report", "train"},
+    "export": {"predictor", "ops", "nn", "models", "attribution", "data", "report"},
+    "web": {"predictor", "ops", "nn", "models", "attribution", "metrics", "data", "report"},
+    "paper": {
+        "predictor",
+        "ops",
+        "nn",
+        "models",
+        "attribution",
+        "metrics",
+        "data",
+        "report",
+        "train",
+    },
 }
-MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor", "predictor"}
 # Small modules without an opinion, open to all.
 COMMON = {"_torchvision", "files", "messages", "registry", "settings"}
 

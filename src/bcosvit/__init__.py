@@ -1,6 +1,8 @@
 """B-cos vision transformers: models whose prediction is its own explanation."""
 
-from bcosvit.attribution import Attribution, explain, explainers
+from typing import TYPE_CHECKING, Any
+
+from bcosvit.attribution import Attribution, Explainer, Top, explain, explainers, register_explainer
 from bcosvit.models import (
     BcosifySchedule,
     DenseNetConfig,
@@ -17,14 +19,21 @@ from bcosvit.models import (
 )
 from bcosvit.nn import explaining, frozen_view
 
+if TYPE_CHECKING:
+    from bcosvit.predictor import Explanation, Predictor
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Attribution",
     "BcosifySchedule",
     "DenseNetConfig",
+    "Explainer",
+    "Explanation",
     "ModelConfig",
+    "Predictor",
     "StemConfig",
+    "Top",
     "bcosify",
     "create_model",
     "explain",
@@ -35,6 +44,16 @@ __all__ = [
     "list_models",
     "load",
     "load_backbone",
+    "register_explainer",
     "resize_prior",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Reading pictures needs Pillow, which `import bcosvit` does not.
+    if name in ("Explanation", "Predictor"):
+        from bcosvit import predictor
+
+        return getattr(predictor, name)
+    raise AttributeError(f"module 'bcosvit' has no attribute {name!r}")

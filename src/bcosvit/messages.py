@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 
@@ -59,7 +59,7 @@ def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
         module: The module's full name. It may be a module of bcosvit that imports the optional
             library itself.
         extra: The extra of bcosvit that installs what is missing.
-        purpose: What needs the module, as the subject of the error message.
+        purpose: What needs the module, as the predictor of the error message.
 
     Returns:
         The imported module.
@@ -84,3 +84,32 @@ def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
             f"{purpose} needs {missing.name}, which is not installed: "
             f"pip install 'bcosvit[{extra}]'."
         ) from missing
+
+
+def pick(names: str, allowed: Sequence[str], kind: str) -> tuple[str, ...]:
+    """Splits a comma-separated list of names and checks each.
+
+    Args:
+        names: The list; ``"all"`` stands for all that are allowed.
+        allowed: The names that exist.
+        kind: What a name is a name of, in the singular.
+
+    Returns:
+        The names, each once, in the order given.
+
+    Raises:
+        ValueError: If a name does not exist, or the list is empty.
+
+    Example:
+        >>> pick("s, ti", ["ti", "s", "b"], "size")
+        ('s', 'ti')
+    """
+    if names.strip() == "all":
+        return tuple(allowed)
+    words = tuple(dict.fromkeys(word.strip() for word in names.split(",") if word.strip()))
+    for word in words:
+        if word not in allowed:
+            raise ValueError(unknown(kind, word, allowed))
+    if not words:
+        raise ValueError(f"No {kind} is named in {names!r}; choose from {', '.join(allowed)}.")
+    return words

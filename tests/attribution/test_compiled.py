@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, explain
-from bcosvit.attribution.compiled import CompiledInherent
+from bcosvit.attribution.inherent import CompiledInherent
 from tests.conftest import randomize, small_config, tiny_config
 
 

@@ -362,7 +362,7 @@ def test_attribution_without_residual_claims_nothing(model, images):
     import dataclasses
 
     bare = dataclasses.replace(explain(model, images), residual=None)
-    with pytest.raises(ValueError, match="claims no completeness"):
+    with pytest.raises(ValueError, match="completeness"):
         bare.completeness_error()
 
 

@@ -120,7 +120,7 @@ def test_maps_from_relevance():
     model = randomize(create_model(small_config(family="conventional"))).double().eval()
     images, target = torch.rand(3, 3, 16, 16, dtype=torch.float64), torch.tensor([4, 0, 2])
     result = propagate(model, images, target)
-    from bcosvit.attribution.tokens import upsample
+    from bcosvit.attribution.attention import upsample
 
     for i in range(3):
         r = [relevance[i].numpy() for relevance in result.attentions]

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bcosvit.data.scenes import SPLITS, VARIANTS, Scene, Scenes, _pair_poses
 from bcosvit.data.scenes.objects import KINDS
 from bcosvit.data.scenes.render import Random
-from bcosvit.data.scenes import SPLITS, VARIANTS, Scene, Scenes, _pair_poses
 
 PINNED = "0a3f8da83a3f4c664b07adfa413767c52dbe52575059974c94f6ece55bc2203b"
 

@@ -18,7 +18,7 @@ from bcosvit.cli import app
 from bcosvit.export import export_weights
 from bcosvit.export.compare import Comparison, difference, drawn
 from bcosvit.models import Classifier
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 from tests.conftest import randomize, small_config, tiny_config
 from tests.report.support import write_pictures
 
@@ -73,13 +73,13 @@ def assert_same(found: list[Tensor], weights: Path, images: Tensor, target: Tens
 @pytest.mark.parametrize("count", [1, 3])
 def test_any_number_of_pictures_and_any_class(exported, count):
     weights, out, _ = exported
-    images, target = drawn(Subject.load(weights, "cpu"), count), torch.arange(count) - 1
+    images, target = drawn(Predictor.load(weights, "cpu"), count), torch.arange(count) - 1
     assert_same(run_onnx(out, images, target), weights, images, target)
 
 
 def test_the_residual_is_there(exported):
     weights, out, _ = exported
-    images = drawn(Subject.load(weights, "cpu"), 2)
+    images = drawn(Predictor.load(weights, "cpu"), 2)
     assert (run_onnx(out, images, torch.tensor([0, 1]))[2] != 0).all()
 
 
@@ -125,8 +125,8 @@ def test_the_example_needs_no_torch(exported, tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    subject = Subject.load(weights, "cpu")
-    logits = subject.model(subject.transform(Image.open(photo))[None])
+    predictor = Predictor.load(weights, "cpu")
+    logits = predictor.model(predictor.transform(Image.open(photo))[None])
     assert result.stdout.startswith(NAMES[logits.argmax()])
     with Image.open(tmp_path / "map.png") as drawing:
         assert drawing.size == (32, 32)
@@ -154,14 +154,14 @@ def to_torch(folder: Path, *options: str) -> torch.nn.Module:
 
 def test_torchs_own_format(tmp_path):
     weights = write(tmp_path / "m.safetensors", small_config)
-    images = drawn(Subject.load(weights, "cpu"), 3)
+    images = drawn(Predictor.load(weights, "cpu"), 3)
     assert_same(list(to_torch(tmp_path)(images)), weights, images, torch.zeros(3).long())
 
 
 @pytest.mark.slow
 def test_torchs_own_format_with_explanation(tmp_path):
     weights = write(tmp_path / "m.safetensors", small_config)
-    images, target = drawn(Subject.load(weights, "cpu"), 3), torch.tensor([2, -1, 0])
+    images, target = drawn(Predictor.load(weights, "cpu"), 3), torch.tensor([2, -1, 0])
     found = to_torch(tmp_path, "--with-explanation")(images, target)
     assert_same(list(found), weights, images, target)
     # A model without constants has no share of them, exactly.
@@ -174,7 +174,7 @@ def test_a_conventional_model_as_onnx(tmp_path):
     weights = write(tmp_path / "c.safetensors", **family)
     found = export_weights(weights, tmp_path / "c.onnx", repeats=1)
     assert set(found.errors) == {"logits"}
-    images = drawn(Subject.load(weights, "cpu"), 3)
+    images = drawn(Predictor.load(weights, "cpu"), 3)
     assert_same(run_onnx(tmp_path / "c.onnx", images), weights, images, torch.zeros(3).long())
 
 
@@ -184,9 +184,9 @@ def test_a_folder_for_the_hub(tmp_path):
     result = CliRunner().invoke(app, ["export", "--format", "hub", *names])
     assert result.exit_code == 0, result.output
     twin = Classifier.from_pretrained(tmp_path / "m")
-    images = drawn(Subject.load(weights, "cpu"), 1)
+    images = drawn(Predictor.load(weights, "cpu"), 1)
     assert torch.equal(twin(images), load(weights)(images))
-    assert Subject.load(tmp_path / "m/model.safetensors", "cpu").names == tuple(NAMES)
+    assert Predictor.load(tmp_path / "m/model.safetensors", "cpu").names == tuple(NAMES)
     assert "(explained.png)" in (tmp_path / "m/README.md").read_text("utf-8")
     with Image.open(tmp_path / "m/explained.png") as picture:
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 100
@@ -229,7 +229,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
 def test_every_axis(tmp_path, options):
     weights = write(tmp_path / "m.safetensors", **options)
     export_weights(weights, tmp_path / "m.onnx", explanation=True, repeats=1)
-    images, target = drawn(Subject.load(weights, "cpu"), 3), torch.tensor([1, -1, 0])
+    images, target = drawn(Predictor.load(weights, "cpu"), 3), torch.tensor([1, -1, 0])
     assert_same(run_onnx(tmp_path / "m.onnx", images, target), weights, images, target)
 
 

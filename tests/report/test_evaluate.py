@@ -14,10 +14,10 @@ import bcosvit
 from bcosvit.data.dataset import Source, Split, labeled_images, open_source
 from bcosvit.data.scenes import Scenes
 from bcosvit.data.transforms import EvalTransform
+from bcosvit.predictor import Predictor
 from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
 from bcosvit.report.evaluate_table import evaluation_table
-from bcosvit.report.subject import Subject
 from tests.report.made import evaluation
 from tests.report.support import Page, write_pictures, write_weights
 
@@ -137,16 +137,16 @@ def test_a_model_that_is_never_right(tmp_path):
 
 def test_labels_are_matched_by_name(tmp_path):
     names = tuple(reversed((*SCENES, "unicorn")))
-    subject = Subject.load(write_weights(tmp_path / "m.safetensors", classes=names))
-    pictures = labeled_images(open_source(DATA), "val", subject.names, subject.transform)
+    predictor = Predictor.load(write_weights(tmp_path / "m.safetensors", classes=names))
+    pictures = labeled_images(open_source(DATA), "val", predictor.class_names, predictor.transform)
     for index in range(9):
         assert names[pictures[index][1]] == SCENES[index % 8]
 
 
 def test_labels_are_positions_where_the_model_has_no_names(tmp_path):
     weights = write_weights(tmp_path / "m.safetensors", classes=None, num_classes=9)
-    subject = Subject.load(weights)
-    pictures = labeled_images(open_source(DATA), "val", None, subject.transform)
+    predictor = Predictor.load(weights)
+    pictures = labeled_images(open_source(DATA), "val", None, predictor.transform)
     assert [pictures[index][1] for index in range(9)] == [*range(8), 0]
 
 
@@ -241,7 +241,7 @@ def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
         ({"metrics": "accuracy,speed"}, "no metric 'speed'"),
         ({"metrics": "masks", "data": "folder"}, "the data have no masks"),
         ({"metrics": "localization", "data": "folder"}, "a grid shows 4 classes"),
-        ({"methods": "cheferlrp"}, "no method for this model"),
+        ({"methods": "cheferlrp"}, "does not apply"),
         ({"split": "test"}, "'test'"),
         ({"limit": 0}, "limit is 0"),
         ({"grids": 0}, "grids = 0"),
@@ -264,5 +264,5 @@ def test_data_with_other_classes(tmp_path):
     with pytest.raises(ValueError, match="'ladybird' that the model does not know"):
         evaluate_weights(named, DATA, out=tmp_path / "out")
     unnamed = write_weights(tmp_path / "b.safetensors", classes=None)
-    with pytest.raises(ValueError, match="8 classes .* knows 5"):
+    with pytest.raises(ValueError, match=r"8 classes .* knows 5"):
         evaluate_weights(unnamed, DATA, out=tmp_path / "out")

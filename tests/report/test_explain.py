@@ -11,7 +11,7 @@ from PIL import Image
 import bcosvit
 from bcosvit.data.images import read_image
 from bcosvit.data.transforms import EvalTransform
-from bcosvit.report.classes import find_classes
+from bcosvit.predictor import Predictor
 from bcosvit.report.explain import explain_pictures, find_pictures
 from tests.report.support import CLASSES, Page, write_pictures, write_weights
 
@@ -226,11 +226,16 @@ def test_a_densenet(pictures, tmp_path):
 
 
 def test_classes_are_found_by_name_and_number():
-    assert find_classes("dog, sea star", CLASSES) == [1, 2]
-    assert find_classes("4,cat,0", CLASSES) == [4, 0]
-    assert find_classes('"tench, Tinca tinca",dog', CLASSES) == [4, 1]
+    config = bcosvit.ModelConfig(
+        width=12, depth=1, image_size=16, num_classes=5, backbone=bcosvit.StemConfig(widths=(6,))
+    )
+    model = bcosvit.create_model(config)
+    predictor = Predictor.of(model, CLASSES)
+    assert predictor.find_classes("dog, sea star") == [1, 2]
+    assert predictor.find_classes("4,cat,0") == [4, 0]
+    assert predictor.find_classes('"tench, Tinca tinca",dog') == [4, 1]
     # A class that is called by a number is meant before its position.
-    assert find_classes("0", ("1", "0")) == [1]
+    assert Predictor.of(model, ("1", "0", "a", "b", "c")).find_classes("0") == [1]
 
 
 @pytest.mark.parametrize(
@@ -243,9 +248,9 @@ def test_classes_are_found_by_name_and_number():
         ({"classes": " , "}, "names no class"),
         ({"classes": "cat", "top": 2}, "--classes or --top"),
         ({"top": 0}, "top = 0"),
-        ({"methods": "inherant"}, "no method for this model called 'inherant'"),
+        ({"methods": "inherant"}, "did you mean 'inherent'"),
         ({"methods": "cheferlrp"}, "some of inherent, ixg"),
-        ({"methods": ""}, "names nothing"),
+        ({"methods": ""}, "No method is named"),
         ({"device": "abacus"}, "The device 'abacus' cannot be used"),
     ],
 )
@@ -269,13 +274,6 @@ def test_weights_that_do_not_fit_their_names(pictures, tmp_path):
     weights = write_weights(tmp_path / "m.safetensors", num_classes=3)
     with pytest.raises(ValueError, match="names 5 classes, but its model has 3"):
         explain_pictures([pictures], weights)
-
-
-def test_the_keys_are_those_that_training_writes():
-    from bcosvit.report import classes, subject
-    from bcosvit.train import best
-
-    assert (classes.CLASSES_KEY, subject.RUN_KEY) == (best.CLASSES_KEY, best.RUN_KEY)
 
 
 def test_pictures_that_are_not_square(pictures, tmp_path):

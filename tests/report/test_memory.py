@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bcosvit.predictor import Predictor
 from bcosvit.report.explain import explain_pictures
-from bcosvit.report.explained import Lens
 from tests.report.support import write_pictures, write_weights
 
 ROOT = Path(__file__).parents[2]
@@ -24,14 +24,14 @@ def resident() -> int:
 def measure(weights: str, folder: str, out: str, methods: str) -> None:
     """Prints, before each picture, the memory taken and the bytes of the report on disk."""
     taken: list[tuple[int, int]] = []
-    call = Lens.__call__
+    call = Predictor.explain
 
-    def watched(self, *arguments):
+    def watched(self, *arguments, **options):
         written = sum(path.stat().st_size for path in Path(out).glob(".r.html.*"))
         taken.append((resident(), written))
-        return call(self, *arguments)
+        return call(self, *arguments, **options)
 
-    Lens.__call__ = watched
+    Predictor.explain = watched
     explain_pictures(
         [folder], weights, methods=methods, out=f"{out}/r.html", npz=f"{out}/n", json=f"{out}/j"
     )

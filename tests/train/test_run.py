@@ -23,7 +23,7 @@ from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.models.weights import read_metadata
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 from bcosvit.train import QUICK_MODEL, Machines, Recipe
 from tests.conftest import randomize, small_config, tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
@@ -92,7 +92,7 @@ def test_the_best_model_knows_its_classes(run):
 def test_reports_cut_pictures_as_validation_did(tmp_path, crop):
     ways = recipe(epochs=1, eval_crop=crop)
     run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways)
-    transform = Subject.load(run.weights, "cpu").transform
+    transform = Predictor.load(run.weights, "cpu").transform
     size = transform.image_size
     assert transform == EvalTransform(size, crop)
 

@@ -20,7 +20,7 @@ def answers(tmp_path_factory):
 def address(answers, tmp_path_factory):
     limits = ("--max-pictures", "4", "--max-upload", "1", "--queue", "8", "--concurrency", "1")
     folder = tmp_path_factory.mktemp("server")
-    with serving(answers.subject.weights, *limits, folder=folder) as address:
+    with serving(answers.predictor.weights, *limits, folder=folder) as address:
         yield address
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 from bcosvit.web.answers import Answers
 from bcosvit.web.limits import Limits
 from tests.report.support import write_weights
@@ -25,7 +25,7 @@ from tests.report.support import write_weights
 def small_answers(folder: Path, *, limits: Limits | None = None, **options) -> Answers:
     """Answers of a small model for 16×16 pixels."""
     weights = write_weights(folder / "model.safetensors", **options)
-    return Answers(subject=Subject.load(weights, "cpu"), limits=limits or Limits())
+    return Answers(predictor=Predictor.load(weights, "cpu"), limits=limits or Limits())
 
 
 def free_port() -> int:

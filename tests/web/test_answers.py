@@ -16,10 +16,10 @@ from tests.web.support import small_answers
 
 def test_predictions_are_the_models(answers, pictures):
     picture = answers.open(pictures[0])
-    logits = bcosvit.load(answers.subject.weights)(picture.image[None])[0].detach()
+    logits = bcosvit.load(answers.predictor.weights)(picture.image[None])[0].detach()
     found = answers.predict(picture)
     torch.testing.assert_close(found.logits, logits)
-    first = answers.entry(found, found.surest(1)[0])
+    first = answers.entry(found, found.top(1)[0])
     assert first["index"] == logits.argmax()
     assert first["class"] == CLASSES[first["index"]]
     assert first["probability"] == pytest.approx(logits.max().sigmoid().item())
@@ -28,7 +28,7 @@ def test_predictions_are_the_models(answers, pictures):
 @pytest.mark.parametrize("label", [0, 3])
 def test_sums_are_complete(answers, pictures, label):
     picture = answers.open(pictures[1])
-    own = bcosvit.explain(answers.subject.model, picture.image[None], label)
+    own = bcosvit.explain(answers.predictor.model, picture.image[None], label)
     sums = answers.sums(picture, label)
     assert sums.contributions == pytest.approx(own.map.double().sum().item(), rel=1e-5)
     total = sums.contributions + sums.residual + sums.bias
@@ -55,7 +55,7 @@ def test_regions_of_a_partition_add_up(answers, pictures):
 
 def test_a_region_is_where_it_says(answers, pictures):
     picture = answers.open(pictures[0])
-    map_ = bcosvit.explain(answers.subject.model, picture.image[None], 1).map[0].double()
+    map_ = bcosvit.explain(answers.predictor.model, picture.image[None], 1).map[0].double()
     # One column from the left, three rows down; two wide, five high.
     inside = map_[3:8, 1:3]
     assert answers.region(picture, 1, Box(x=1, y=3, width=2, height=5)) == Region(
@@ -64,7 +64,7 @@ def test_a_region_is_where_it_says(answers, pictures):
         together=pytest.approx(inside.sum().item(), rel=1e-4, abs=1e-6),
         share=pytest.approx(
             inside.sum().item()
-            / (answers.sums(picture, 1).logit - answers.subject.model.logit.bias),
+            / (answers.sums(picture, 1).logit - answers.predictor.model.logit.bias),
             rel=1e-4,
             abs=1e-6,
         ),
@@ -87,7 +87,7 @@ def test_boxes_outside_are_refused(answers, pictures, box, says):
 
 def test_a_joint_scale_is_that_of_the_strongest(answers, pictures):
     picture = answers.open(pictures[0])
-    top = answers.predict(picture).surest(5)
+    top = answers.predict(picture).top(5)
     joint = {answers.explain(picture, label, joint=True).scale for label in top}
     own = [answers.explain(picture, label).scale for label in top]
     (one,) = joint
@@ -102,7 +102,7 @@ def test_every_method_has_a_map(answers, pictures):
         shown = answers.explain(picture, 1, method)
         assert shown.method == method
         assert shown.map.shape == (16, 16)
-    with pytest.raises(ValueError, match="no method for this model called 'magic'"):
+    with pytest.raises(ValueError, match="no method 'magic'"):
         answers.explain(picture, 1, "magic")
     with pytest.raises(ValueError, match="names 2 methods; give one"):
         answers.explain(picture, 1, "inherent,rollout")
@@ -114,7 +114,7 @@ def test_classes_by_name_and_number(answers, pictures):
     assert answers.label("2", picture) == 2
     # A name with a comma is one name.
     assert answers.label(CLASSES[4], picture) == 4
-    assert answers.label(" ", picture) == answers.predict(picture).surest(1)[0]
+    assert answers.label(" ", picture) == answers.predict(picture).top(1)[0]
     with pytest.raises(ValueError, match="did you mean 'cat'"):
         answers.label("catt", picture)
     with pytest.raises(ValueError, match="names 2 classes; give one"):

@@ -16,8 +16,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from bcosvit.report.explained import colors
-from bcosvit.report.figures import method_image, on_white
+from bcosvit.report.figures import colors, method_image, on_white
 from bcosvit.web.answers import Box
 from tests.report.support import CLASSES, Page
 
@@ -47,7 +46,7 @@ def test_model(client):
 def test_predict(client, answers, pictures):
     for path in pictures:
         found = answers.predict(answers.open(path))
-        expected = [answers.entry(found, label) for label in found.surest(2)]
+        expected = [answers.entry(found, label) for label in found.top(2)]
         got = client.predict(handle_file(path), 2, api_name="/predict")["top"]
         assert [entry["class"] for entry in got] == [entry["class"] for entry in expected]
         assert got[0]["logit"] == pytest.approx(expected[0]["logit"], rel=1e-4)
@@ -66,7 +65,7 @@ def test_explain(client, answers, pictures):
     assert numbers["class"] == "dog"
     assert numbers["method"] == "inherent"
     assert np.array_equal(pixels(map_), method_image("inherent", shown.map, shown.scale))
-    assert np.array_equal(pixels(colored), on_white(colors(shown.found.inherent, 0)))
+    assert np.array_equal(pixels(colored), on_white(colors(shown.found.exact, 0)))
     assert pixels(overlay).shape == (16, 16, 3)
 
 
@@ -165,7 +164,7 @@ def test_only_the_documented_endpoints(client):
         (["broken"], "/predict", "The file broken.png is not a picture of a known format"),
         ([None], "/predict", "There is no picture: upload one first."),
         (["photo", "catt", "", 0.5, False], "/explain", "did you mean 'cat'"),
-        (["photo", "", "magic", 0.5, False], "/explain", "no method for this model called 'magic'"),
+        (["photo", "", "magic", 0.5, False], "/explain", "no method 'magic'"),
         (["photo", "", "", 2, False], "/explain", "alpha = 2 is not allowed"),
         (["photo", "", 10, 0, 9, 1], "/region", "beyond the picture of 16×16 pixels"),
         (["photo", "", None, 0, 9, 1], "/region", "A box needs four numbers"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bcosvit.report.explained import TITLES
+from bcosvit.attribution import method_title
 from bcosvit.web.answers import Box
 from tests.report.support import CLASSES
 from tests.web.visitor import ENTER, RIGHT, facts, says, shown, sources, upload, words
@@ -17,7 +17,7 @@ def test_a_photo_gets_classes_and_an_explanation(page, answers, pictures):
     names = page.run(
         "return [...document.querySelectorAll('#classes button b')].map(e => e.innerText)"
     )
-    assert names == [CLASSES[label] for label in found.surest(5)]
+    assert names == [CLASSES[label] for label in found.top(5)]
     assert "%" in words(page, "#classes button")
     assert words(page, "#title").startswith(names[0])
 
@@ -27,7 +27,7 @@ def test_choosing_a_class(page, answers, pictures):
     upload(page, pictures[0])
     shown(page)
     before = sources(page, "#views")
-    second = answers.predict(answers.open(pictures[0])).surest(2)[1]
+    second = answers.predict(answers.open(pictures[0])).top(2)[1]
     page.click("#classes button:nth-child(2)")
     says(page, "#title", CLASSES[second])
     after = sources(page, "#views")
@@ -52,7 +52,7 @@ def test_completeness_is_shown_as_a_number(page, answers, pictures):
     upload(page, pictures[1])
     shown(page)
     picture = answers.open(pictures[1])
-    sums = answers.sums(picture, answers.predict(picture).surest(1)[0])
+    sums = answers.sums(picture, answers.predict(picture).top(1)[0])
     got = facts(page, "#sums")
     assert got["Σ contributions"] == pytest.approx(sums.contributions, abs=1e-3)
     assert got["+ bias"] == pytest.approx(sums.bias, abs=1e-4)
@@ -67,7 +67,7 @@ def test_comparing_methods(page, answers, pictures):
     shown(page)
     for number, method in enumerate(answers.methods[1:], start=1):
         page.click(f"#methods label:nth-of-type({number}) input")
-        says(page, "#compared", TITLES[method])
+        says(page, "#compared", method_title(method))
     assert len(set(sources(page, "#compared"))) == len(answers.methods) - 1
     page.click("#methods label:nth-of-type(1) input")
     page.until("return !document.querySelector('#compared').innerText.includes('Input ×')")
@@ -78,7 +78,7 @@ def test_overlay_and_scale(page, answers, pictures):
     upload(page, pictures[0])
     shown(page)
     picture = answers.open(pictures[0])
-    label = answers.predict(picture).surest(3)[2]
+    label = answers.predict(picture).top(3)[2]
     page.click("#classes button:nth-child(3)")
     says(page, "#title", CLASSES[label])
     own, joint = (answers.explain(picture, label, joint=j).scale for j in (False, True))
@@ -99,7 +99,7 @@ def test_regions_by_dragging_clicking_and_typing(page, answers, pictures):
     shown(page)
     says(page, "#region", "No region yet")
     picture = answers.open(pictures[0])
-    label = answers.predict(picture).surest(1)[0]
+    label = answers.predict(picture).top(1)[0]
 
     def measured() -> Box:
         """The box in the fields, once the numbers shown are those of the model for it."""

@@ -90,7 +90,7 @@ def test_screens(page, address, pictures, width, dark):
 def test_conventional_models_are_not_said_to_be_exact(started, tmp_path, pictures):
     answers = small_answers(tmp_path, family="conventional")
     (tmp_path / "server").mkdir()
-    with serving(answers.subject.weights, folder=tmp_path / "server") as address:
+    with serving(answers.predictor.weights, folder=tmp_path / "server") as address:
         started.open(address, 1280)
         upload(started, pictures[0])
         shown(started, 3)
@@ -104,7 +104,7 @@ def test_conventional_models_are_not_said_to_be_exact(started, tmp_path, picture
 def test_behind_a_proxy(started, answers, pictures, tmp_path):
     """What the page needs is asked for below the path that the proxy shows."""
     with (
-        serving(answers.subject.weights, "--root-path", "/explain", folder=tmp_path) as address,
+        serving(answers.predictor.weights, "--root-path", "/explain", folder=tmp_path) as address,
         proxied(address) as shown_at,
     ):
         started.open("about:blank", 1280)

@@ -49,7 +49,7 @@ def test_several_pictures_with_a_broken_one(page, answers, pictures, tmp_path):
     assert page.run(buttons) == 3
     assert "is not a picture of a known format" in words(page, "#pictures [role=alert]")
     for number, path in enumerate(pictures, start=1):
-        label = answers.predict(answers.open(path)).surest(1)[0]
+        label = answers.predict(answers.open(path)).top(1)[0]
         button = f"#pictures button:nth-child({number})"
         page.click(button)
         page.until(
@@ -58,11 +58,11 @@ def test_several_pictures_with_a_broken_one(page, answers, pictures, tmp_path):
         )
         says(page, "#title", CLASSES[label])
     # A choice is remembered with its picture.
-    chosen = answers.predict(answers.open(pictures[2])).surest(4)[3]
+    chosen = answers.predict(answers.open(pictures[2])).top(4)[3]
     page.click("#classes button:nth-child(4)")
     says(page, "#title", CLASSES[chosen])
     page.click("#pictures button:nth-child(1)")
-    says(page, "#title", CLASSES[answers.predict(answers.open(pictures[0])).surest(1)[0]])
+    says(page, "#title", CLASSES[answers.predict(answers.open(pictures[0])).top(1)[0]])
     page.click("#pictures button:nth-child(3)")
     says(page, "#title", CLASSES[chosen])
 
@@ -101,7 +101,7 @@ def test_two_visitors_see_their_own(page, answers, address, pictures):
     assert page.run("return document.querySelector('#views img').src") != own
     page.call("window", handle=next(each for each in handles if each != first))
     page.click("#classes button:nth-child(2)")
-    label = answers.predict(answers.open(pictures[0])).surest(2)[1]
+    label = answers.predict(answers.open(pictures[0])).top(2)[1]
     says(page, "#title", CLASSES[label])
     assert page.run("return document.querySelector('#views img').src") == own
 

@@ -43,7 +43,7 @@ def test_a_port_that_is_taken(answers):
         port = str(other.getsockname()[1])
         command = [Path(sys.executable).parent / "bcosvit", "serve", "--port", port]
         done = subprocess.run(
-            [*command, "--weights", answers.subject.weights],
+            [*command, "--weights", answers.predictor.weights],
             capture_output=True,
             text=True,
             timeout=120,

@@ -1,15 +1,62 @@
-"""Explanations: what speaks for a class, pixel by pixel."""
+"""Explanations: how much each pixel contributes to the logit of a class."""
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.compiled import CompiledInherent
-from bcosvit.attribution.registry import EXPLAINERS, Explainer, explain, explain_with, explainers
+from bcosvit.attribution.base import (
+    METHODS,
+    Attribution,
+    Explainer,
+    Method,
+    Target,
+    Top,
+    explain,
+    explain_all,
+    explainers,
+    get_explainer,
+    method_name,
+    method_title,
+    register_explainer,
+)
+
+# isort: split
+# Methods are listed in the order of these imports.
+from bcosvit.attribution.inherent import CompiledInherent, Inherent
+
+# isort: split
+from bcosvit.attribution.gradient import InputGradient, IntegratedGradients
+
+# isort: split
+from bcosvit.attribution.attention import FinalAttention, GradCam, GradSam, Rollout
+
+# isort: split
+from bcosvit.attribution.lrp import CheferLRP, PartialLRP
+
+# isort: split
+from bcosvit.attribution.sampling import Occlusion, RandomMap, SmoothGrad
 
 __all__ = [
-    "EXPLAINERS",
+    "METHODS",
     "Attribution",
+    "CheferLRP",
     "CompiledInherent",
     "Explainer",
+    "FinalAttention",
+    "GradCam",
+    "GradSam",
+    "Inherent",
+    "InputGradient",
+    "IntegratedGradients",
+    "Method",
+    "Occlusion",
+    "PartialLRP",
+    "RandomMap",
+    "Rollout",
+    "SmoothGrad",
+    "Target",
+    "Top",
     "explain",
-    "explain_with",
+    "explain_all",
     "explainers",
+    "get_explainer",
+    "method_name",
+    "method_title",
+    "register_explainer",
 ]

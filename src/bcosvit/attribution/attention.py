@@ -1,4 +1,4 @@
-"""Post-hoc explanations that read attention: FinAtt, Rollout, GradSAM, adapted GradCAM (SPEC 4.3).
+"""Post-hoc explanations that read attention: FinAtt, Rollout, GradSAM, adapted GradCAM.
 
 Attention is observed in a view whose attention layers leave their matrices on a tape: ordinary
 prediction keeps its fused kernels, and there is no hook to forget. One observation serves all four
@@ -8,18 +8,41 @@ the class token's row.
 Letters: B batch, l layers, h heads, t tokens.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.target import Target, resolve_target
-from bcosvit.attribution.tokens import as_transformer, upsample
+from bcosvit.attribution.base import (
+    Attribution,
+    Explainer,
+    Target,
+    register_explainer,
+    resolve_target,
+)
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.views import unwrapped, view
+
+
+def as_transformer(model: AnyModel, method: str) -> VisionTransformer:
+    """Returns ``model``, or raises the reason why a method that reads attention does not apply."""
+    if not isinstance(model, VisionTransformer):
+        raise ValueError(
+            f"{method} reads attention, and {type(model).__name__} has none; "
+            f"use a vision transformer, or a method for any model, e.g. 'ixg'."
+        )
+    return model
+
+
+def upsample(scores: Tensor, model: VisionTransformer, size: tuple[int, int]) -> Tensor:
+    """Interpolates scores of tokens [B, t] bilinearly to a map [B, H, W]."""
+    image = scores.unflatten(1, model.config.grid_of(*size)).unsqueeze(1)
+    return F.interpolate(image, size, mode="bilinear", align_corners=False).squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,35 +79,75 @@ def observe(model: AnyModel, images: Tensor, method: str = "This method") -> Obs
     return Observation(model=transformer, size=size, logits=logits, attentions=tape)
 
 
-class AttentionExplainer:
-    """What the four share: observe, score tokens, upsample."""
+class AttentionExplainer(Explainer):
+    """Base class of methods that score tokens by their attention."""
+
+    signed = False
+
+    def applies_to(self, model: AnyModel) -> bool:
+        return isinstance(model, VisionTransformer)
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
-        return self.of(observe(model, images, type(self).__name__), target)
+        return self.with_shared(model, images, target, {})
 
-    def of(self, seen: Observation, target: Target = None) -> Attribution:
-        """The explanation from an observation that other methods may share."""
+    def with_shared(
+        self, model: AnyModel, images: Tensor, target: Target, shared: dict[str, Any]
+    ) -> Attribution:
+        """Methods that read attention share one forward pass."""
+        if "attention" not in shared:
+            shared["attention"] = observe(model, images, type(self).__name__)
+        seen: Observation = shared["attention"]
         with torch.inference_mode(False):
-            classes = resolve_target(target, seen.logits.detach())
+            logits = seen.logits.detach()
+            classes = resolve_target(target, logits)
             scores = self.scores(seen, classes).detach()
-        return Attribution(map=upsample(scores, seen.model, seen.size), target=classes)
+        return Attribution(
+            map=upsample(scores, seen.model, seen.size), target=classes, logits=logits
+        )
 
+    @abstractmethod
     def scores(self, seen: Observation, classes: Tensor) -> Tensor:
-        """[B, t]"""
-        raise NotImplementedError
+        """Returns the scores of all tokens [B, t] for one class per image."""
 
 
+@register_explainer("gradcam")
 @dataclass(frozen=True)
-class FinalAttention(AttentionExplainer):
-    """The last layer's attention, averaged over heads."""
+class GradCam(AttentionExplainer):
+    """Adapted GradCAM: the positive part of the last layer's heads, weighted by mean gradient."""
+
+    title = "GradCAM"
+    color = "#8a5cd1"
 
     def scores(self, seen: Observation, classes: Tensor) -> Tensor:
-        return seen.attentions[-1].mean((1, 2))
+        last = seen.attentions[-1]
+        (gradient,) = seen.gradients(classes, [last])
+        weights = gradient.mean((2, 3), keepdim=True)
+        return (weights * last).mean((1, 2)).relu()
 
 
+@register_explainer("gradsam")
+@dataclass(frozen=True)
+class GradSam(AttentionExplainer):
+    """GradSAM: the mean over layers, heads and queries of A ⊙ ReLU(∂y/∂A)."""
+
+    title = "GradSAM"
+    color = "#c557a8"
+
+    def scores(self, seen: Observation, classes: Tensor) -> Tensor:
+        gradients = seen.gradients(classes, seen.attentions)
+        layers = [a * g.relu() for a, g in zip(seen.attentions, gradients, strict=True)]
+        return torch.stack(layers).mean((0, 2, 3))
+
+
+@register_explainer("rollout")
 @dataclass(frozen=True)
 class Rollout(AttentionExplainer):
-    """Attention of all layers multiplied, skip connections as identities."""
+    """Attention rollout: the product of all layers' attention, skip connections as identities."""
+
+    title = "Rollout"
+    colormap = "jet"
+    color = "#c98a10"
+    cost = "forward"
 
     start: int = 0
     """The first layer that takes part."""
@@ -104,22 +167,15 @@ class Rollout(AttentionExplainer):
         return joint.mean(1)
 
 
+@register_explainer("finatt")
 @dataclass(frozen=True)
-class GradSam(AttentionExplainer):
-    """Mean over layers, heads and queries of A ⊙ ReLU(∂y/∂A)."""
+class FinalAttention(AttentionExplainer):
+    """FinAtt: the last layer's attention, averaged over heads."""
+
+    title = "FinAtt"
+    colormap = "jet"
+    color = "#6b9a1f"
+    cost = "forward"
 
     def scores(self, seen: Observation, classes: Tensor) -> Tensor:
-        gradients = seen.gradients(classes, seen.attentions)
-        layers = [a * g.relu() for a, g in zip(seen.attentions, gradients, strict=True)]
-        return torch.stack(layers).mean((0, 2, 3))
-
-
-@dataclass(frozen=True)
-class GradCam(AttentionExplainer):
-    """The last layer's heads, weighted by their mean gradient; what is positive of the sum."""
-
-    def scores(self, seen: Observation, classes: Tensor) -> Tensor:
-        last = seen.attentions[-1]
-        (gradient,) = seen.gradients(classes, [last])
-        weights = gradient.mean((2, 3), keepdim=True)
-        return (weights * last).mean((1, 2)).relu()
+        return seen.attentions[-1].mean((1, 2))

@@ -1,9 +1,9 @@
-"""Post-hoc explanations for any differentiable model: gradients, occlusion, and a random map.
+"""Post-hoc explanations by gradients, for any differentiable model.
 
-All work on the model's own encoding, in evaluation mode, on a view that keeps no weight gradients.
+They work on the model's own encoding, in evaluation mode, on a view that keeps no weight gradients.
 """
 
-import zlib
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,14 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.target import Target, resolve_target
+from bcosvit.attribution.base import (
+    Attribution,
+    Explainer,
+    Target,
+    register_explainer,
+    resolve_target,
+)
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import view
 
 
-class EncodedExplainer:
-    """What these methods share: the encoded image, and logits of one class each."""
+class EncodedExplainer(Explainer):
+    """Base class of methods that work on the encoded image and its logits."""
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
         plain = view(model, with_parameter_grad=False).eval()
@@ -33,11 +38,11 @@ class EncodedExplainer:
                 return plain.from_encoded(x).gather(1, classes[samples, None])[:, 0]
 
             scores = self.scores(encoded.clone(), logit)
-        return Attribution(map=scores.detach(), target=classes)
+        return Attribution(map=scores.detach(), target=classes, logits=logits)
 
+    @abstractmethod
     def scores(self, encoded: Tensor, logit: "Logit") -> Tensor:
-        """A map [B, H, W]; ``logit(x, samples)`` predicts variants x of these samples."""
-        raise NotImplementedError
+        """Returns maps [B, H, W]; ``logit(x, samples)`` predicts variants x of these samples."""
 
 
 Logit = Callable[[Tensor, Tensor], Tensor]
@@ -50,18 +55,27 @@ def gradient(x: Tensor, samples: Tensor, logit: Logit) -> Tensor:
         return torch.autograd.grad(logit(x, samples).sum(), x)[0]
 
 
+@register_explainer("ixg")
 @dataclass(frozen=True)
 class InputGradient(EncodedExplainer):
-    """Input × gradient, with nothing frozen: what W(x)·x is *not*."""
+    """Input × gradient of the model itself, with nothing frozen, in contrast to W(x)·x."""
+
+    title = "Input × Gradient"
+    color = "#2f7ed8"
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         samples = torch.arange(len(encoded), device=encoded.device)
         return (encoded * gradient(encoded, samples, logit)).sum(1)
 
 
+@register_explainer("intgrad")
 @dataclass(frozen=True)
 class IntegratedGradients(EncodedExplainer):
-    """The gradient's integral along the line from zero, by Gauss–Legendre quadrature."""
+    """Integrated gradients along the line from zero, by Gauss–Legendre quadrature."""
+
+    title = "IntGrad"
+    color = "#17a2a2"
+    cost = "many"
 
     steps: int = 32
     at_once: int = 32
@@ -79,79 +93,3 @@ class IntegratedGradients(EncodedExplainer):
             slopes = gradient(position.view(-1, 1, 1, 1) * encoded[samples], samples, logit)
             total.index_add_(0, samples, weight.view(-1, 1, 1, 1) * slopes)
         return (encoded * total).sum(1)
-
-
-@dataclass(frozen=True)
-class SmoothGrad(EncodedExplainer):
-    """Input × gradient, averaged over noisy copies of the input."""
-
-    samples: int = 16
-    noise: float = 0.1
-    """Standard deviation, as a share of the encoded input's range."""
-    seed: int = 0
-
-    def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
-        every = torch.arange(len(encoded), device=encoded.device)
-        spread = self.noise * (encoded.amax((1, 2, 3)) - encoded.amin((1, 2, 3)))
-        # One draw for all samples: a sample's map does not depend on its batch.
-        generator = torch.Generator().manual_seed(self.seed)
-        total = torch.zeros_like(encoded)
-        for _ in range(self.samples):
-            draw = torch.randn(encoded.shape[1:], generator=generator).to(encoded)
-            total += gradient(encoded + spread.view(-1, 1, 1, 1) * draw, every, logit)
-        return (encoded * total / self.samples).sum(1)
-
-
-@dataclass(frozen=True)
-class Occlusion(EncodedExplainer):
-    """How much the logit falls when a window is zeroed, averaged over the windows on a pixel."""
-
-    window: float = 1 / 7
-    """The window's side, as a share of the image's."""
-    stride: float = 1 / 14
-    at_once: int = 32
-
-    def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
-        height, width = encoded.shape[-2:]
-        corners = [(y, x) for y in self._starts(height) for x in self._starts(width)]
-        h, w = self._side(height), self._side(width)
-        falls = encoded.new_zeros(len(encoded), height, width)
-        count = encoded.new_zeros(height, width)
-        for y, x in corners:
-            count[y : y + h, x : x + w] += 1
-        with torch.no_grad():
-            for i in range(len(encoded)):
-                whole = logit(encoded[i : i + 1], torch.tensor([i], device=encoded.device))
-                for first in range(0, len(corners), self.at_once):
-                    chunk = corners[first : first + self.at_once]
-                    holes = encoded[i].repeat(len(chunk), 1, 1, 1)
-                    for hole, (y, x) in zip(holes, chunk, strict=True):
-                        hole[:, y : y + h, x : x + w] = 0
-                    samples = torch.full((len(chunk),), i, device=encoded.device)
-                    drops = whole - logit(holes, samples)
-                    for drop, (y, x) in zip(drops, chunk, strict=True):
-                        falls[i, y : y + h, x : x + w] += drop
-        return falls / count
-
-    def _side(self, pixels: int) -> int:
-        return max(1, round(pixels * self.window))
-
-    def _starts(self, pixels: int) -> list[int]:
-        """Windows' first pixels; the last window ends at the image's edge."""
-        last = pixels - self._side(pixels)
-        return sorted({*range(0, last, max(1, round(pixels * self.stride))), last})
-
-
-@dataclass(frozen=True)
-class RandomMap(EncodedExplainer):
-    """Noise, the floor of every table; seeded by the image, so that batches do not matter."""
-
-    seed: int = 0
-
-    def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
-        maps = []
-        for image in encoded:
-            content = zlib.crc32(image.double().cpu().numpy().tobytes())
-            generator = torch.Generator().manual_seed(self.seed * 2**32 + content)
-            maps.append(torch.rand(image.shape[-2:], generator=generator).to(encoded))
-        return torch.stack(maps)

@@ -5,31 +5,50 @@ logit k with respect to x is row k of W, and the gradient with respect to the co
 the residual. Nothing is left over by construction; ``Attribution.completeness_error`` measures it.
 """
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.target import Target, resolve_target
+from bcosvit.attribution.base import (
+    Attribution,
+    Explainer,
+    Target,
+    register_explainer,
+    resolve_target,
+)
 from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.nn.encoding import check_images
-from bcosvit.nn.views import M, frozen_view, unwrapped
+from bcosvit.nn.views import DynamicModule, M, frozen_view, unwrapped
 
 
+class InherentExplainer(Explainer):
+    """Base class of methods that read W(x) off a frozen view."""
+
+    title = "Inherent contributions"
+    color = "#d0342c"
+    exact = True
+    several = True
+
+    def applies_to(self, model: AnyModel) -> bool:
+        return isinstance(model, Classifier) and model.config.family == "bcos"
+
+
+@register_explainer("inherent")
 @dataclass(frozen=True)
-class Inherent:
+class Inherent(InherentExplainer):
     """Contributions of every pixel to a class logit of a B-cos model (the paper's Eq. 7)."""
 
     rows_at_once: int = 8
-    """With "all": rows of W(x), over all images, computed in one adjoint pass. It bounds memory,
-    and more would gain nothing: a few keep a CPU busy, and a batch of images is a batch."""
+    """With several classes: the rows of W(x), over all images, that one adjoint pass computes. It
+    bounds memory, and more would gain nothing: a few keep a CPU busy already."""
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
-        """``images`` explained as ``model`` predicts them in evaluation mode."""
         model = bcos_model(model)
         with torch.inference_mode(False):
             view, probe = probed_view(model, images)
@@ -62,7 +81,7 @@ def attribute(
         logits = from_encoded(encoded.requires_grad_())
         classes = resolve_target(target, logits.detach())
         seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
-        if target == "all":
+        if classes.ndim == 2:
             # Classes lead, so that each pass differentiates a few of them at once.
             chunks = seeds.transpose(0, 1).split(max(1, rows_at_once // len(images)))
             parts = [_adjoint(logits, chunk, encoded, probe) for chunk in chunks]
@@ -77,6 +96,7 @@ def attribute(
         target=classes,
         weights=weights,
         residual=residual,
+        logits=logits.detach(),
         logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
         bias=view.logit.bias,
     )
@@ -138,3 +158,50 @@ def _in_float16(encoded: Tensor) -> bool:
     device = encoded.device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     return torch.float16 in (encoded.dtype, autocast)
+
+
+class CompiledInherent(InherentExplainer):
+    """Inherent explanations by a frozen view that ``torch.compile`` has fused once.
+
+    Forward and adjoint pass become one graph each. The adjoint's holds input gradients alone, since
+    a view without parameter gradients asks for no others, and runs once per class. The first call
+    of a batch size compiles. The view shares the model's tensors, so further training is seen; a
+    part that was replaced is not, and is refused. Calls from several threads take turns.
+
+    Example:
+        ``bcosvit.explain(model, images, method=CompiledInherent(model))``
+    """
+
+    def __init__(self, model: AnyModel, backend: str = "inductor") -> None:
+        self._model = bcos_model(model)
+        self._parts = _parts(self._model)
+        self._view = frozen_view(self._model, with_parameter_grad=False).eval()
+        self._run = torch.compile(self._view.from_encoded, backend=backend)
+        self._turn = threading.Lock()
+
+    def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
+        if unwrapped(model) is not self._model or _parts(self._model) != self._parts:
+            raise ValueError(
+                "This explainer was compiled for another model, or for this one before a part of "
+                "it was replaced; make a new CompiledInherent(model)."
+            )
+        check_images(images)
+        with self._turn, torch.inference_mode(False), reusable_adjoint():
+            probe = new_probe(images)
+            for module in self._view.modules():
+                if isinstance(module, DynamicModule):
+                    module.probe = probe
+            return attribute(self._view, probe, self._run, images, target, rows_at_once=1)
+
+
+def reusable_adjoint() -> AbstractContextManager[None]:
+    """While it lasts, a compiled adjoint pass leaves its buffers alone: the next class needs them.
+
+    By default the first pass overwrites ("donates") them, and torch refuses a second.
+    """
+    return torch._functorch.config.patch(donated_buffer=False)
+
+
+def _parts(model: nn.Module) -> list[int]:
+    """Which objects the model is made of."""
+    return [id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())]

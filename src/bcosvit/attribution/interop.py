@@ -13,10 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.inherent import Inherent
-from bcosvit.attribution.registry import Explainer, resolve_method
-from bcosvit.attribution.target import Target
+from bcosvit.attribution.base import Attribution, Explainer, Method, Target, get_explainer
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import unwrapped
 
@@ -29,9 +26,9 @@ class ExplainFunc(Protocol):
     ) -> NDArray[np.float32]: ...
 
 
-def quantus_explain_func(method: str | Explainer = "inherent") -> ExplainFunc:
+def quantus_explain_func(method: Method = "inherent") -> ExplainFunc:
     """A function for Quantus' metrics: images [B, 3, H, W] and classes [B] -> maps [B, 1, H, W]."""
-    explainer = resolve_method(method)
+    explainer = get_explainer(method)
 
     def explain_func(
         model: AnyModel, inputs: NDArray[Any], targets: NDArray[Any], **options: Any
@@ -55,7 +52,7 @@ class CaptumStyle:
 
     forward_func: AnyModel
     """The model, under the name that captum's own objects use."""
-    method: str | Explainer = "inherent"
+    method: Method = "inherent"
 
     @property
     def multiplies_by_inputs(self) -> bool:
@@ -64,7 +61,8 @@ class CaptumStyle:
 
     def has_convergence_delta(self) -> bool:
         """Whether ``attribute`` can tell its error: only inherent attributions claim none."""
-        return isinstance(resolve_method(self.method), Inherent)
+        explainer = get_explainer(self.method)
+        return isinstance(explainer, Explainer) and explainer.exact
 
     def attribute(
         self,
@@ -79,7 +77,7 @@ class CaptumStyle:
         if isinstance(inputs, tuple) and len(inputs) != 1:
             raise ValueError(f"inputs are {len(inputs)} tensors, but a model takes one; give one.")
         images = inputs[0] if isinstance(inputs, tuple) else inputs
-        found = resolve_method(self.method)(self.forward_func, images, target)
+        found = get_explainer(self.method)(self.forward_func, images, target)
         by_color = _by_color(found, self.forward_func, images)
         result = (by_color,) if isinstance(inputs, tuple) else by_color
         return (result, found.completeness_error()) if return_convergence_delta else result

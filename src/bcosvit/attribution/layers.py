@@ -11,10 +11,9 @@ attention replaced by the identity (the paper's Eq. 20), hence the natural thing
 import torch
 from torch import Tensor
 
-from bcosvit.attribution.attribution import Attribution
+from bcosvit.attribution.attention import as_transformer
+from bcosvit.attribution.base import Attribution, Target, resolve_target
 from bcosvit.attribution.inherent import probed_view
-from bcosvit.attribution.target import Target, resolve_target
-from bcosvit.attribution.tokens import as_transformer
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.views import unwrapped
@@ -47,6 +46,7 @@ def token_contributions(
         map=(weights * tokens.detach()).sum(-1).unflatten(1, grid),
         target=classes,
         residual=residual,
+        logits=logits.detach(),
         logit=logit.detach(),
         bias=view.logit.bias,
     )

@@ -13,14 +13,20 @@ The linear rule divides by one denominator, so relevance is not counted twice; s
 sample, so batches do not mix. Queries are averaged where the originals take the class token's row.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bcosvit.attribution.attribution import Attribution
-from bcosvit.attribution.target import Target, resolve_target
-from bcosvit.attribution.tokens import as_transformer, upsample
+from bcosvit.attribution.attention import as_transformer, upsample
+from bcosvit.attribution.base import (
+    Attribution,
+    Explainer,
+    Target,
+    register_explainer,
+    resolve_target,
+)
 from bcosvit.models.base import AnyModel
 from bcosvit.models.conventional import GeluMLP
 from bcosvit.models.vit import Block, VisionTransformer
@@ -79,6 +85,7 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 class Relevance:
     """What each attention matrix and each token contributed to a logit."""
 
+    logits: Tensor
     target: Tensor
     attentions: list[Tensor]
     """Relevance of A, a layer: [B, h, t, t]."""
@@ -138,7 +145,11 @@ def propagate(model: AnyModel, images: Tensor, target: Target = None) -> Relevan
             relevance, attention = _backward(block, p, relevance)
             attentions.insert(0, attention)
     return Relevance(
-        target=classes, attentions=attentions, gradients=list(gradients), tokens=relevance
+        logits=logits.detach(),
+        target=classes,
+        attentions=attentions,
+        gradients=list(gradients),
+        tokens=relevance,
     )
 
 
@@ -199,38 +210,66 @@ def _weight(layer: nn.Module) -> Tensor:
     return layer.weight
 
 
-@dataclass(frozen=True)
-class CheferLRP:
-    """Rollout of ReLU(gradient ⊙ relevance) of every attention matrix (Chefer et al. 2021).
+class LRPExplainer(Explainer):
+    """Base class of methods that read the relevance of attention matrices.
 
-    Of the rollout, the identity is left out: the way past all attention, which ends at the token it
-    began at. The original reads the class token's row without its own column, so it is not in there
-    either. Averaged over queries it would be a constant, thousands of times the rest.
+    "No LRP rules are defined for B-cos ViTs" (the paper, Sec. 4), so these methods apply to
+    conventional transformers alone.
     """
 
+    signed = False
+
+    def applies_to(self, model: AnyModel) -> bool:
+        return isinstance(model, VisionTransformer) and model.config.family == "conventional"
+
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
         result = propagate(model, images, target)
-        # All ways but the identity: adding it and taking it away again would cost their digits.
-        ways: Tensor | None = None
+        transformer = unwrapped(model)
+        assert isinstance(transformer, VisionTransformer)
+        size = (images.shape[-2], images.shape[-1])
+        return Attribution(
+            map=upsample(self.scores(result).detach(), transformer, size),
+            target=result.target,
+            logits=result.logits,
+        )
+
+    @abstractmethod
+    def scores(self, result: Relevance) -> Tensor:
+        """Returns the scores of all tokens [B, t]."""
+
+
+@register_explainer("cheferlrp")
+@dataclass(frozen=True)
+class CheferLRP(LRPExplainer):
+    """Rollout of ReLU(gradient ⊙ relevance) of every attention matrix (Chefer et al., 2021).
+
+    The rollout leaves out the identity, i.e. the path past all attention, which ends at the token
+    where it began. The original reads the class token's row without its own column, so the identity
+    has no share there either; averaged over queries it would be a constant, thousands of times
+    larger than the rest.
+    """
+
+    title = "CheferLRP"
+    colormap = "jet"
+    color = "#e0702a"
+
+    def scores(self, result: Relevance) -> Tensor:
+        # All paths but the identity: adding it and subtracting it again would lose their digits.
+        paths: Tensor | None = None
         for relevance, gradient in zip(result.attentions, result.gradients, strict=True):
             layer = (gradient * relevance).relu().mean(1)
-            ways = layer if ways is None else ways + layer + layer @ ways
-        assert ways is not None
-        return _attribution(model, images, ways.mean(1), result.target)
+            paths = layer if paths is None else paths + layer + layer @ paths
+        assert paths is not None
+        return paths.mean(1)
 
 
+@register_explainer("plrp")
 @dataclass(frozen=True)
-class PartialLRP:
-    """What is positive of the last attention matrix's relevance, averaged over heads."""
+class PartialLRP(LRPExplainer):
+    """Partial LRP: the positive part of the last attention's relevance, averaged over heads."""
 
-    def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
-        result = propagate(model, images, target)
-        scores = result.attentions[-1].relu().mean((1, 2))
-        return _attribution(model, images, scores, result.target)
+    title = "Partial LRP"
+    color = "#a0652d"
 
-
-def _attribution(model: AnyModel, images: Tensor, scores: Tensor, classes: Tensor) -> Attribution:
-    transformer = unwrapped(model)
-    assert isinstance(transformer, VisionTransformer)
-    size = (images.shape[-2], images.shape[-1])
-    return Attribution(map=upsample(scores.detach(), transformer, size), target=classes)
+    def scores(self, result: Relevance) -> Tensor:
+        return result.attentions[-1].relu().mean((1, 2))

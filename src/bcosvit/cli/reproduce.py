@@ -85,7 +85,7 @@ def reproduce(
     """
     from pathlib import Path
 
-    from bcosvit.attribution import EXPLAINERS
+    from bcosvit.attribution import explainers
     from bcosvit.settings import parse_settings
 
     try:
@@ -107,7 +107,7 @@ def reproduce(
         settings=parse_settings(settings or []),
         flavor=flavor,
         given={name: file for name, file in backbones.items() if file is not None},
-        methods=tuple(EXPLAINERS) if methods == "all" else _words(methods),
+        methods=explainers() if methods == "all" else _words(methods),
         grids=grids,
         images=images,
         limit=limit,

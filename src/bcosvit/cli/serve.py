@@ -45,7 +45,7 @@ def serve(
         raise ValueError(
             f"Serving needs {missing.name}, which is not installed: pip install 'bcosvit[web]'."
         ) from missing
-    from bcosvit.report.subject import Subject
+    from bcosvit.predictor import Predictor
     from bcosvit.web.answers import Answers
     from bcosvit.web.limits import Limits
 
@@ -57,7 +57,7 @@ def serve(
         concurrency=concurrency,
         seconds=keep,
     )
-    answers = Answers(subject=Subject.load(weights, device), limits=limits)
+    answers = Answers(predictor=Predictor.load(weights, device), limits=limits)
     # Before anything is kept: whoever ends the process also ends what it keeps.
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

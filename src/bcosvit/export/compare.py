@@ -16,7 +16,7 @@ from bcosvit.data.scenes import Scenes
 from bcosvit.export.files import Format
 from bcosvit.export.graph import IMAGE, TARGET, outputs
 from bcosvit.models.base import AnyModel
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 
 Run = Callable[[Tensor], Sequence[Tensor]]
 """Pictures to logits, and contributions to the predicted class and residual where there are any."""
@@ -49,15 +49,21 @@ class Comparison:
 
 
 def compare(
-    subject: Subject, weights: Path, out: Path, format: Format, *, explanation: bool, repeats: int
+    predictor: Predictor,
+    weights: Path,
+    out: Path,
+    format: Format,
+    *,
+    explanation: bool,
+    repeats: int,
 ) -> Comparison:
     """Runs both on drawn scenes: the file that was written is read again, as its users will."""
-    pictures = drawn(subject, 4)
-    before = _eager(subject.model, explanation=explanation)
+    pictures = drawn(predictor, 4)
+    before = _eager(predictor.model, explanation=explanation)
     # An explanation holds a prediction: timing ``before`` would count two.
-    timed: Run = (lambda x: (explain(subject.model, x).map,)) if explanation else before
+    timed: Run = (lambda x: (explain(predictor.model, x).map,)) if explanation else before
     after = _runtime(out, format, explanation=explanation)
-    truth = _eager(copy.deepcopy(subject.model).double(), explanation=explanation)
+    truth = _eager(copy.deepcopy(predictor.model).double(), explanation=explanation)
     expected = truth(pictures.double())
     found = [
         [difference(*pair) for pair in zip(run(pictures), expected, strict=True)]
@@ -72,10 +78,10 @@ def compare(
     )
 
 
-def drawn(subject: Subject, count: int) -> Tensor:
+def drawn(predictor: Predictor, count: int) -> Tensor:
     """Scenes as the model's input."""
-    scenes = Scenes("val", size=max(32, subject.transform.image_size), length=count)
-    return torch.stack([subject.transform(scenes[index].image) for index in range(count)])
+    scenes = Scenes("val", size=max(32, predictor.transform.image_size), length=count)
+    return torch.stack([predictor.transform(scenes[index].image) for index in range(count)])
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

@@ -11,18 +11,18 @@ from torch.export import ExportedProgram
 
 from bcosvit.export.graph import inputs, outputs
 from bcosvit.files import atomic
+from bcosvit.models.card import CLASSES_KEY
 from bcosvit.models.weights import CONFIG_KEY
-from bcosvit.report.classes import CLASSES_KEY
+from bcosvit.predictor import Predictor
 from bcosvit.report.provenance import versions
-from bcosvit.report.subject import Subject
 
 Format = Literal["onnx", "torch-export"]
 INPUT_KEY, VERSIONS_KEY = "bcosvit.input", "bcosvit.versions"
 
 
-def notes_on(subject: Subject) -> dict[str, str]:
+def notes_on(predictor: Predictor) -> dict[str, str]:
     """JSON by key: class names, how a picture becomes the input, config, logits' bias, versions."""
-    side, resize = subject.transform.image_size, subject.transform.resize
+    side, resize = predictor.transform.image_size, predictor.transform.resize
     picture = {
         "layout": "[n, 3, height, width], RGB, float32 in [0, 1], not normalized",
         "size": [side, side],
@@ -31,9 +31,9 @@ def notes_on(subject: Subject) -> dict[str, str]:
         "interpolation": "bilinear, antialiased",
     }
     return {
-        CLASSES_KEY: json.dumps(subject.names),
+        CLASSES_KEY: json.dumps(predictor.class_names),
         INPUT_KEY: json.dumps(picture),
-        CONFIG_KEY: json.dumps(subject.config),
+        CONFIG_KEY: json.dumps(predictor.config),
         VERSIONS_KEY: json.dumps(versions()),
     }
 

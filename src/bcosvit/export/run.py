@@ -6,7 +6,7 @@ from bcosvit.export.compare import Comparison, compare
 from bcosvit.export.files import Format, check_onnx, notes_on, write_onnx, write_torch
 from bcosvit.export.graph import graph_of
 from bcosvit.models.pretrained import locate
-from bcosvit.report.subject import Subject
+from bcosvit.predictor import Predictor
 
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 
@@ -31,11 +31,11 @@ def export_weights(
         raise ValueError(f"{out} does not end in {ENDINGS[format]}, as files of {format} must.")
     if format == "onnx":
         check_onnx()
-    subject = Subject.load(path, "cpu")
-    side = subject.transform.image_size
-    program = graph_of(subject.model, (side, side), explanation=explanation)
+    predictor = Predictor.load(path, "cpu")
+    side = predictor.transform.image_size
+    program = graph_of(predictor.model, (side, side), explanation=explanation)
     if format == "onnx":
-        write_onnx(program, out, notes_on(subject), explanation=explanation)
+        write_onnx(program, out, notes_on(predictor), explanation=explanation)
     else:
-        write_torch(program, out, notes_on(subject))
-    return compare(subject, path, out, format, explanation=explanation, repeats=repeats)
+        write_torch(program, out, notes_on(predictor))
+    return compare(predictor, path, out, format, explanation=explanation, repeats=repeats)

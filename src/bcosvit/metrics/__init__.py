@@ -6,13 +6,13 @@ of parameters that decides which images it looks at, and a frozen dataclass of w
 
 from bcosvit.metrics.accuracy import Accuracy, Prediction, most_confident, predict
 from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.confidence import confidence, log_odds
 from bcosvit.metrics.localization import GridPointingGame, Localization, localization_score
 from bcosvit.metrics.masks import Masked, energy_inside, pointing
 from bcosvit.metrics.perturbation import Perturbation, PixelPerturbation, area_between
 from bcosvit.metrics.results import Completeness, Evaluation, write_summary, write_table
 from bcosvit.metrics.run import Progress, evaluate
 from bcosvit.metrics.samples import Images, Masks
+from bcosvit.predictor import confidence, log_odds
 
 __all__ = [
     "Accuracy",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.confidence import log_odds
 from bcosvit.metrics.samples import Batch
 from bcosvit.models.base import AnyModel
+from bcosvit.predictor import log_odds
 
 FromEncoded = Callable[[Tensor], Tensor]
 """From encoded images to logits."""

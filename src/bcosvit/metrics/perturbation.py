@@ -21,9 +21,9 @@ from torch import Tensor
 
 from bcosvit.metrics.accuracy import FromEncoded, Prediction, most_confident
 from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.confidence import confidence
 from bcosvit.metrics.ties import significant
 from bcosvit.models.base import AnyModel
+from bcosvit.predictor import confidence
 
 ORDERS = ("most", "least")
 """Which pixels go first; the axis of that length in curves."""

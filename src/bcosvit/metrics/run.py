@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.attribution import Explainer, explain_with
+from bcosvit.attribution import Explainer, explain_all
 from bcosvit.metrics.accuracy import Accuracy, FromEncoded, Prediction, accuracy_of, predict
 from bcosvit.metrics.bootstrap import Bootstrap
 from bcosvit.metrics.localization import CELLS, GridPointingGame, Localization
@@ -132,7 +132,7 @@ class _Run:
 
     def maps(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Every method's attribution maps [B, H, W]."""
-        found = explain_with(self.model, images, labels, self.methods)
+        found = explain_all(self.model, images, labels, self.methods)
         expected = (len(images), *images.shape[-2:])
         for method, attribution in found.items():
             if attribution.map.shape != expected:

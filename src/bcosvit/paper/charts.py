@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bcosvit.attribution import method_title
 from bcosvit.metrics import Estimate
 from bcosvit.report.html import Html
-from bcosvit.report.plots import COLORS, INK, style, title
+from bcosvit.report.plots import INK, color_of, style
 from bcosvit.report.plots import inlined_svg as inlined
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def method_markers(
         _shapes(figure, list(dict.fromkeys(models)))
         said = "; ".join(
             f"{side}: "
-            + ", ".join(f"{title(m)} {sum(v.values()) / len(v):.3f}" for m, v in methods.items())
+            + ", ".join(
+                f"{method_title(m)} {sum(v.values()) / len(v):.3f}" for m, v in methods.items()
+            )
             for side, methods in sides.items()
         )
         return _chart(figure, name, caption, f"Markers of {axis} by method, means: {said}.")
@@ -120,7 +123,7 @@ def method_markers(
 def _markers(
     axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float
 ) -> None:
-    color = COLORS.get(method, _GRAY)
+    color = color_of(method)
     for number, (model, value) in enumerate(values.items()):
         size, tap = model.split("-")
         aside = (number - (len(values) - 1) / 2) * 0.6 / max(1, len(values))
@@ -129,7 +132,7 @@ def _markers(
 
 
 def _short(method: str) -> str:
-    return "Inherent" if method == "inherent" else title(method)
+    return "Inherent" if method == "inherent" else method_title(method)
 
 
 def _shapes(figure: "Figure", models: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Explanations of B-cos against those of conventional transformers, by both metrics."""
 
+from bcosvit.attribution import method_title
 from bcosvit.metrics.localization import CHANCE
 from bcosvit.paper.charts import Chart, method_markers
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, Row, number
@@ -17,7 +18,6 @@ from bcosvit.paper.scores import (
 )
 from bcosvit.paper.spec import RunSpec, configurations, with_seeds
 from bcosvit.paper.study import Study
-from bcosvit.report.plots import title
 
 PAPER = 2.32
 SIDES = ("B-cos ViTs", "conventional ViTs")
@@ -74,7 +74,7 @@ def advantage(both: tuple[Scores, Scores]) -> tuple[Sampled | None, str | None]:
 
 def _headline(metric: str, both: tuple[Scores, Scores], paper: str) -> Headline:
     ratio, best = advantage(both)
-    named = f" ({title(best)})" if best else ""
+    named = f" ({method_title(best)})" if best else ""
     return Headline(
         claim=f"Inherent on B-cos ÷ best post-hoc on conventional ViTs, {metric}",
         paper=paper,
@@ -105,7 +105,7 @@ def _perturbation_chart(both: tuple[Scores, Scores]) -> list[Chart]:
     sides = dict(zip(SIDES, (values(relative(bcos, "inherent")), scaled), strict=True))
     caption = (
         f"Areas between curves, divided by the inherent explanation's of the same model (left) or "
-        f"by {title(best)}'s, times the ratio of both methods' means (right)."
+        f"by {method_title(best)}'s, times the ratio of both methods' means (right)."
     )
     return [method_markers("perturbation-families", caption, "ABC, relative", sides)]
 

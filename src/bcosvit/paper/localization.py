@@ -1,5 +1,6 @@
 """Localization of every method on the B-cos transformers."""
 
+from bcosvit.attribution import method_title
 from bcosvit.metrics.localization import CHANCE
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
 from bcosvit.paper.lab import Lab
@@ -15,7 +16,6 @@ from bcosvit.paper.scores import (
     relative,
     score_rows,
 )
-from bcosvit.report.plots import title
 
 PAPER = 2.47
 
@@ -64,7 +64,7 @@ def _headlines(scores: Scores) -> list[Headline]:
                 if (own := best_post_hoc({m: {model: r[model]} for m, r in post_hoc.items()}))
             ]
         )
-    named = f" ({title(best)})" if best else ""
+    named = f" ({method_title(best)})" if best else ""
     return [
         Headline(
             claim="Inherent ÷ best post-hoc method, means over models",

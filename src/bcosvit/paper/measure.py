@@ -34,8 +34,8 @@ from bcosvit.models.vit import VisionTransformer
 from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.spec import RunSpec
+from bcosvit.predictor import Predictor, choose_device
 from bcosvit.report.provenance import machine
-from bcosvit.report.subject import Subject, choose_device
 
 NORM_PICTURES = 250
 """On which the branches' norms are measured."""
@@ -48,24 +48,24 @@ SHOWN_GRIDS, SHOWN_SINGLES = 4, 5
 class Loaded:
     """A finished run's model and the validation pictures as it sees them."""
 
-    subject: Subject
+    predictor: Predictor
     pictures: LabeledImages
 
 
 def load(runs: Runs, spec: RunSpec) -> Loaded:
     """The final model, with the crop of its training."""
     study, recipe = runs.study, runs.recipe(spec)
-    subject = Subject.load(runs.weights(spec), study.device)
-    size = subject.transform.image_size
+    predictor = Predictor.load(runs.weights(spec), study.device)
+    size = predictor.transform.image_size
     crop = EvalTransform(size, recipe.eval_crop)
-    subject = dataclasses.replace(subject, transform=crop)
-    names = subject.names if subject.named else None
+    predictor = dataclasses.replace(predictor, transform=crop)
+    names = predictor.class_names if predictor.has_class_names else None
     pictures = labeled_images(
-        runs.source, "val", names, subject.transform, num_classes=len(subject.names)
+        runs.source, "val", names, predictor.transform, num_classes=len(predictor.class_names)
     )
     if study.limit is not None:
         pictures.limit(study.limit, seed=0)
-    return Loaded(subject=subject, pictures=pictures)
+    return Loaded(predictor=predictor, pictures=pictures)
 
 
 def settings_of(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _evaluation(
 ) -> Evaluation:
     study = runs.study
     return evaluate(
-        loaded.subject.model,
+        loaded.predictor.model,
         loaded.pictures,
         study.methods_for(spec.family),
         localization=GridPointingGame(grids=study.grids) if metric == "localization" else None,
@@ -206,7 +206,7 @@ def _perturbation(found: Evaluation) -> dict[str, Any]:
 
 
 def _norms(runs: Runs, loaded: Loaded) -> dict[str, Any]:
-    model, study = loaded.subject.model, runs.study
+    model, study = loaded.predictor.model, runs.study
     assert isinstance(model, VisionTransformer)
     loaded.pictures.limit(NORM_PICTURES, seed=0)
     reference = next(model.parameters())

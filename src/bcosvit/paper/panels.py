@@ -6,22 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bcosvit.attribution import Attribution, explain_with
+from bcosvit.attribution import Attribution, explain_all, method_title
 from bcosvit.metrics.localization import grid_images
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.measure import Loaded
 from bcosvit.paper.spec import RunSpec, vit
 from bcosvit.paper.study import Study
-from bcosvit.report.explained import colors
 from bcosvit.report.figures import (
     RGB,
     Tile,
+    colors,
     contribution_scales,
     method_image,
     on_white,
     photo_image,
 )
-from bcosvit.report.plots import title
 
 # As the paper's figures have them, from left to right; "color" is W(x) in color.
 TEASER = ("color", "inherent", "rollout", "finatt")
@@ -81,17 +80,17 @@ def _shown(loaded: Loaded, indices: Sequence[int]) -> Shown:
     return Shown(
         image=grid_images(images[None])[0] if len(indices) > 1 else images[0],
         targets=torch.tensor(labels),
-        names=[loaded.subject.names[label] for label in labels],
+        names=[loaded.predictor.class_names[label] for label in labels],
     )
 
 
 def explained(loaded: Loaded, shown: Shown, methods: Sequence[str]) -> dict[str, Attribution]:
     """Every method's maps [C, H, W] of one picture."""
-    model = loaded.subject.model
+    model = loaded.predictor.model
     reference = next(model.parameters())
     images = shown.image.to(reference).repeat(len(shown.targets), 1, 1, 1)
     named = tuple(dict.fromkeys("inherent" if m == "color" else m for m in methods))
-    return explain_with(model, images, shown.targets.to(reference.device), named)
+    return explain_all(model, images, shown.targets.to(reference.device), named)
 
 
 def tiles(
@@ -125,4 +124,4 @@ def _image(
 
 
 def _title(method: str) -> str:
-    return "W(x) in color" if method == "color" else title(method)
+    return "W(x) in color" if method == "color" else method_title(method)

@@ -1,5 +1,6 @@
 """Pixel perturbation by every method on the B-cos transformers."""
 
+from bcosvit.attribution import method_title
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.sampled import Sampled
@@ -14,7 +15,6 @@ from bcosvit.paper.scores import (
     relative,
     score_rows,
 )
-from bcosvit.report.plots import title
 
 PAPER = 1.99
 
@@ -66,8 +66,8 @@ def _words(ratio: Sampled | None, best: str | None) -> str:
     if best is None:
         return "not measured"
     if ratio is None:
-        return f"not defined: the best post-hoc method, {title(best)}, is not above zero"
-    return f"{number(ratio, 2)} ({title(best)})"
+        return f"not defined: the best post-hoc method, {method_title(best)}, is not above zero"
+    return f"{number(ratio, 2)} ({method_title(best)})"
 
 
 def _headline(ours: str, ratio: Sampled | None = None) -> Headline:

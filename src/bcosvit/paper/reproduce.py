@@ -19,8 +19,8 @@ from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.paper.tune import EPOCHS_SHARE, RATES, representatives, tuned
 from bcosvit.paper.write import INDEX, PAGE, About, write_figure, write_index
+from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import command_line, machine, versions
-from bcosvit.report.subject import choose_device
 from bcosvit.train.initialize import initialize
 
 

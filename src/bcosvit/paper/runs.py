@@ -32,8 +32,8 @@ from bcosvit.models.pretrained import locate
 from bcosvit.models.weights import read_metadata, save_state
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
+from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import machine
-from bcosvit.report.subject import choose_device
 from bcosvit.train import Machines, checkpoints
 from bcosvit.train import train as train_run
 from bcosvit.train.best import WEIGHTS

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bcosvit.attribution import EXPLAINERS
+from bcosvit.attribution import explainers
+from bcosvit.messages import pick
 from bcosvit.models.catalog import BACKBONES, SIZES, TAPS
 from bcosvit.models.pretrained import locate
-from bcosvit.report.subject import pick
 
 FLAVORS = ("v2", "v1")
 """Of the B-cos backbone."""
@@ -60,7 +60,7 @@ class Study:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        known = {"sizes": tuple(SIZES), "taps": tuple(TAPS), "methods": tuple(EXPLAINERS)}
+        known = {"sizes": tuple(SIZES), "taps": tuple(TAPS), "methods": explainers()}
         for name, allowed in known.items():
             given = getattr(self, name)
             if given is not None:

@@ -9,12 +9,13 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingCol
 
 from bcosvit.data.dataset import LabeledImages, labeled_images, open_source
 from bcosvit.files import make_folder
+from bcosvit.messages import pick
 from bcosvit.metrics import Evaluation, GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.metrics import Progress as Told
 from bcosvit.metrics.localization import CELLS
+from bcosvit.predictor import Predictor
 from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
 from bcosvit.report.provenance import command_line, versions
-from bcosvit.report.subject import Subject, pick
 
 REPORT = "report.html"
 
@@ -40,28 +41,28 @@ def evaluate_weights(
 
     The folder ``out`` gets a table a metric, ``summary.json`` and ``report.html``. ``metrics`` are
     some of `METRICS` with commas between them, or "all" that the data and the model allow;
-    ``methods`` as in `Subject.methods`. ``limit`` draws so many pictures of the split.
+    ``methods`` as in `Predictor.methods`. ``limit`` draws so many pictures of the split.
     """
-    subject = Subject.load(weights, device)
-    chosen = subject.methods(methods)
+    predictor = Predictor.load(weights, device)
+    chosen = predictor.methods(methods)
     source = open_source(data)
     pictures = labeled_images(
         source,
         split,
-        subject.names if subject.named else None,
-        subject.transform,
-        num_classes=len(subject.names),
+        predictor.class_names if predictor.has_class_names else None,
+        predictor.transform,
+        num_classes=len(predictor.class_names),
     )
     if limit is not None:
         pictures.limit(limit, seed)
-    wanted, left_out = _metrics(metrics, subject, pictures)
+    wanted, left_out = _metrics(metrics, predictor, pictures)
     game = GridPointingGame(grids=grids, seed=seed) if "localization" in wanted else None
     perturbation = PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
     # Before the work rather than after it.
     make_folder(out)
     with _told(console) as progress:
         found = evaluate(
-            subject.model,
+            predictor.model,
             pictures,
             chosen,
             localization=game,
@@ -74,11 +75,11 @@ def evaluate_weights(
     found.write(out)
     about = EvaluationAbout(
         facts={
-            "Model": subject.describe(),
-            "Weights": subject.weights,
+            "Model": predictor.describe(),
+            "Weights": predictor.weights,
             "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
         },
-        config={"evaluation": dict(found.settings), "model": subject.config},
+        config={"evaluation": dict(found.settings), "model": predictor.config},
         command=command_line(),
         versions=versions(),
         left_out=left_out,
@@ -89,11 +90,11 @@ def evaluate_weights(
 
 
 def _metrics(
-    given: str, subject: Subject, pictures: LabeledImages
+    given: str, predictor: Predictor, pictures: LabeledImages
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The metrics to measure, and why others are not; asked for by name they must be possible."""
     impossible: dict[str, str] = {}
-    classes = min(pictures.num_classes(), len(subject.names))
+    classes = min(pictures.num_classes(), len(predictor.class_names))
     if classes < CELLS:
         impossible["localization"] = f"a grid shows {CELLS} classes, and there are {classes}"
     if pictures.masks() is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bcosvit.attribution import method_title
 from bcosvit.data.dataset import Skipped
 from bcosvit.metrics import Estimate, Evaluation, Localization, Masked, Perturbation
 from bcosvit.metrics.localization import CHANCE
@@ -20,7 +21,7 @@ from bcosvit.report.html import (
     table,
     text,
 )
-from bcosvit.report.plots import bars, curves, legend, title
+from bcosvit.report.plots import bars, curves, legend
 
 METRICS = {
     "accuracy": "Accuracy",
@@ -87,7 +88,7 @@ def _overview(found: Evaluation, methods: Sequence[str]) -> Html:
     }
     rows = [
         [
-            title(method),
+            method_title(method),
             *(
                 _estimate(values.get(method), bold=best[name] == method)
                 for name, values in columns.items()
@@ -190,7 +191,7 @@ def _masks(found: Masked) -> Html:
 def _section(heading: str, *content: Html) -> Html:
     name = heading.lower().replace(" ", "-")
     top = element("h2", text(heading), id=name)
-    return element("section", top, *content, aria_labeledby=name)
+    return element("section", top, *content, aria_labelledby=name)
 
 
 def _charts(*charts: Html) -> Html:

@@ -15,13 +15,11 @@ from rich.console import Console
 from rich.progress import track
 
 from bcosvit.data.dataset import Skipped
-from bcosvit.data.images import ImageError, list_images, read_image
-from bcosvit.report.classes import find_classes
+from bcosvit.data.images import ImageError, list_images
+from bcosvit.predictor import Explanation, Predictor
 from bcosvit.report.explain_files import json_file, npz_files, png_files
 from bcosvit.report.explain_html import About, explain_page
-from bcosvit.report.explained import Explained, Lens
 from bcosvit.report.provenance import command_line, versions
-from bcosvit.report.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ def explain_pictures(
 
     ``classes`` are names or numbers with commas between them (`find_classes`); without, the ``top``
     surest classes of each picture are explained, by default one. For ``methods`` see
-    `Subject.methods`. ``out`` is the HTML report, ``npz`` and ``png`` are folders, ``json`` is a
+    `Predictor.methods`. ``out`` is the HTML report, ``npz`` and ``png`` are folders, ``json`` is a
     file; None leaves each out. ``joint`` draws a picture's maps of one method on one scale.
     """
     if classes is not None and top is not None:
@@ -66,19 +64,15 @@ def explain_pictures(
     if top is not None and top < 1:
         raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
     paths = find_pictures(inputs)
-    subject = Subject.load(weights, device)
-    lens = Lens(
-        model=subject.model,
-        methods=subject.methods(methods),
-        targets=None if classes is None else find_classes(classes, subject.names),
-        top=top or 1,
-    )
+    predictor = Predictor.load(weights, device)
+    chosen = predictor.methods(methods)
+    targets = None if classes is None else predictor.find_classes(classes)
     about = About(
-        weights=subject.weights,
-        model=subject.describe(),
-        config=subject.config,
-        classes=subject.names,
-        methods=lens.methods,
+        weights=predictor.weights,
+        model=predictor.describe(),
+        config=predictor.config,
+        classes=predictor.class_names,
+        methods=chosen,
         joint=joint,
         command=command_line(),
         versions=versions(),
@@ -89,16 +83,18 @@ def explain_pictures(
     with ExitStack() as stack:
         writers = [stack.enter_context(kind(path, about)) for path, kind in asked]
         for number, (name, path) in enumerate(_told(paths, console), start=1):
-            found: Explained | Skipped
+            found: Explanation | Skipped
             try:
-                image = subject.transform(read_image(path, at_least=subject.transform.at_least))
+                image = predictor.read(path)
             except ImageError as error:
                 if len(skipped) == len(paths) - 1:
                     raise _nothing(len(paths), error) from error
                 found = Skipped(key=name, reason=str(error))
                 skipped.append(found)
             else:
-                found = lens(number, name, image)
+                found = predictor.explain(
+                    image, targets, top=top or 1, methods=chosen, name=name, number=number
+                )
             for add in writers:
                 add(found)
     return Outcome(explained=len(paths) - len(skipped), skipped=tuple(skipped))

@@ -12,9 +12,10 @@ import numpy as np
 
 from bcosvit.data.dataset import Skipped
 from bcosvit.files import atomic
-from bcosvit.report.explain_html import About, Add
-from bcosvit.report.explained import TOP, Explained, colors
+from bcosvit.predictor import Explanation
+from bcosvit.report.explain_html import TOP, About, Add
 from bcosvit.report.figures import (
+    colors,
     contribution_scales,
     method_image,
     overlay_image,
@@ -23,7 +24,7 @@ from bcosvit.report.figures import (
 )
 
 
-def stem(found: Explained) -> str:
+def stem(found: Explanation) -> str:
     """A file name for a picture: its number makes it unique, its own name readable."""
     return f"{found.number:05}-{_safe(Path(found.name).stem)}"
 
@@ -34,19 +35,19 @@ def npz_files(folder: str | Path, about: About) -> Iterator[Add]:
     (the names of those explained), a ``map_METHOD`` [C, H, W] each, and of inherent explanations
     ``weights`` [C, 6, H, W], ``residual`` and ``bias``."""
 
-    def add(item: Explained | Skipped) -> None:
+    def add(item: Explanation | Skipped) -> None:
         if isinstance(item, Skipped):
             return
         arrays: dict[str, Any] = {
             "image": item.image.numpy(),
             "logits": item.logits.numpy(),
-            "probabilities": item.confidences.numpy(),
+            "probabilities": item.probabilities.numpy(),
             "target": item.target.numpy(),
             "classes": np.array([about.classes[label] for label in item.target.tolist()]),
         }
         for method, attribution in item.attributions.items():
             arrays[f"map_{method}"] = attribution.map.numpy()
-        own = item.inherent
+        own = item.exact
         if own is not None and own.weights is not None and own.residual is not None:
             arrays |= {"weights": own.weights.numpy(), "residual": own.residual.numpy()}
             arrays["bias"] = np.float64(own.bias)
@@ -61,7 +62,7 @@ def png_files(folder: str | Path, about: About) -> Iterator[Add]:
     """PNG files a picture and class: one a method, the first method's overlay, and the colors of
     W(x) on a transparent ground."""
 
-    def add(item: Explained | Skipped) -> None:
+    def add(item: Explanation | Skipped) -> None:
         if isinstance(item, Skipped):
             return
         first = next(iter(item.attributions))
@@ -72,11 +73,11 @@ def png_files(folder: str | Path, about: About) -> Iterator[Add]:
                 if method == first:
                     over = overlay_image(photo_image(item.image), method, map_, full)
                     write(item, row, "overlay", over)
-        if (own := item.inherent) is not None and own.weights is not None:
+        if (own := item.exact) is not None and own.weights is not None:
             for row in range(len(own.map)):
                 write(item, row, "colors", photo_image(colors(own, row)))
 
-    def write(item: Explained, row: int, what: str, image: np.ndarray) -> None:
+    def write(item: Explanation, row: int, what: str, image: np.ndarray) -> None:
         label = int(item.target[row])
         name = f"{stem(item)}-{label}-{_safe(about.classes[label])}-{what}.png"
         with atomic(Path(folder, name)) as temporary:
@@ -100,7 +101,7 @@ def json_file(path: str | Path, about: About) -> Iterator[Add]:
         file.write(json.dumps(head, indent=1)[:-2] + ',\n "images": [')
         separator = "\n"
 
-        def add(item: Explained | Skipped) -> None:
+        def add(item: Explanation | Skipped) -> None:
             nonlocal separator
             if isinstance(item, Skipped):
                 skipped.append({"file": item.key, "reason": item.reason})
@@ -112,16 +113,16 @@ def json_file(path: str | Path, about: About) -> Iterator[Add]:
         file.write(f'\n ],\n "skipped": {json.dumps(skipped)}\n}}\n')
 
 
-def _record(found: Explained, names: Sequence[str]) -> dict[str, Any]:
+def _record(found: Explanation, names: Sequence[str]) -> dict[str, Any]:
     explained = [found.entry(label, names) for label in found.target.tolist()]
-    if found.inherent is not None:
+    if found.exact is not None:
         for row, entry in enumerate(explained):
             # The logit is the prediction's, with and without an explanation.
             entry |= asdict(found.sums(row)) | {"logit": entry["logit"]}
     return {
         "number": found.number,
         "file": found.name,
-        "top": [found.entry(label, names) for label in found.surest(TOP)],
+        "top": [found.entry(label, names) for label in found.top(TOP)],
         "explained": explained,
     }
 

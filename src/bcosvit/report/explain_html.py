@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bcosvit.attribution import METHODS, method_title
 from bcosvit.data.dataset import Skipped
-from bcosvit.report.explained import TITLES, TOP, Explained, Sums, colors
+from bcosvit.predictor import Explanation, Sums
 from bcosvit.report.figures import (
-    JET_METHODS,
     RGB,
+    colors,
     contribution_scales,
     on_white,
     overlay_image,
@@ -32,7 +33,10 @@ from bcosvit.report.html import (
 )
 from bcosvit.report.pieces import map_figure, percent, signed
 
-Add = Callable[[Explained | Skipped], None]
+TOP = 5
+"""How many classes of a picture are listed, beside those explained."""
+
+Add = Callable[[Explanation | Skipped], None]
 """Takes one picture after the other, the unreadable ones among them."""
 
 
@@ -58,7 +62,7 @@ def explain_page(path: str | Path, about: About) -> Iterator[Add]:
     ending = foot(about.command, about.config, about.versions)
     with page(path, "What the model saw", _lead(about), ending) as write:
 
-        def add(item: Explained | Skipped) -> None:
+        def add(item: Explanation | Skipped) -> None:
             if isinstance(item, Skipped):
                 skipped.append(item)
             else:
@@ -79,7 +83,7 @@ def _lead(about: About) -> Html:
         "Red pixels speak for a class, blue ones against it; full color stands for the 99.9th "
         f"percentile of the absolute values. {how}"
     )
-    if any(method in JET_METHODS for method in about.methods):
+    if any(METHODS.get(method).colormap == "jet" for method in about.methods):
         reading += " Attention has no sign: its maps go from blue, at zero, to red."
     exact = (
         "Contributions are exact: with the residual (the share of the model's constants) and the "
@@ -87,7 +91,7 @@ def _lead(about: About) -> Html:
         "where that matters and speaks for the class."
     )
     parts = [definitions(facts), paragraph(reading)]
-    if "inherent" in about.methods:
+    if any(METHODS.get(method).exact for method in about.methods):
         parts.append(paragraph(exact))
     parts.append(
         element(
@@ -100,7 +104,7 @@ def _lead(about: About) -> Html:
     return Html("\n".join(parts))
 
 
-def _section(found: Explained, about: About) -> Html:
+def _section(found: Explanation, about: About) -> Html:
     heading = f"picture-{found.number}"
     scales = {
         method: contribution_scales(attribution.map, joint=about.joint)
@@ -109,19 +113,19 @@ def _section(found: Explained, about: About) -> Html:
     parts = [element("h2", text(found.name), id=heading), _classes(found, about.classes)]
     photo = photo_image(found.image)
     for row, label in enumerate(found.target.tolist()):
-        sure, logit = found.confidences[label].item(), found.logits[label].item()
+        sure, logit = found.probabilities[label].item(), found.logits[label].item()
         title = element("span", text(f"{percent(sure)}, logit {signed(logit)}"), class_="soft")
         parts.append(element("h3", text(about.classes[label] + " "), title))
         parts += _panels(found, row, about.classes[label], photo, scales)
-        if found.inherent is not None:
+        if found.exact is not None:
             parts.append(_sum(found.sums(row)))
-    return element("section", *parts, class_="picture", aria_labeledby=heading)
+    return element("section", *parts, class_="picture", aria_labelledby=heading)
 
 
-def _classes(found: Explained, names: Sequence[str]) -> Html:
+def _classes(found: Explanation, names: Sequence[str]) -> Html:
     explained = found.target.tolist()
-    shown = list(dict.fromkeys([*found.surest(TOP), *explained]))
-    sure = [found.confidences[label].item() for label in shown]
+    shown = list(dict.fromkeys([*found.top(TOP), *explained]))
+    sure = [found.probabilities[label].item() for label in shown]
     rows = [(names[label], percent(p), bar(p)) for label, p in zip(shown, sure, strict=True)]
     chosen = [number for number, label in enumerate(shown) if label in explained]
     return table(
@@ -135,7 +139,7 @@ def _classes(found: Explained, names: Sequence[str]) -> Html:
 
 
 def _panels(
-    found: Explained, row: int, name: str, photo: RGB, scales: Mapping[str, Sequence[float]]
+    found: Explanation, row: int, name: str, photo: RGB, scales: Mapping[str, Sequence[float]]
 ) -> list[Html]:
     """The photo, the first method and W(x) large; the other methods in a row below."""
     first, *others = found.attributions
@@ -151,12 +155,12 @@ def _panels(
     over = overlay_image(photo, first, maps[first], scales[first][row])
     large.append(
         figure(
-            picture(photo_bytes(over), f"{TITLES[first]} to {name}, on the picture", size),
-            Html(f"<b>Overlay</b> of {text(TITLES[first])}"),
+            picture(photo_bytes(over), f"{method_title(first)} to {name}, on the picture", size),
+            Html(f"<b>Overlay</b> of {text(method_title(first))}"),
         )
     )
-    if found.inherent is not None and found.inherent.weights is not None:
-        rgba = colors(found.inherent, row)
+    if found.exact is not None and found.exact.weights is not None:
+        rgba = colors(found.exact, row)
         alt = f"The colors of W(x) for {name}"
         large.append(
             figure(
@@ -192,4 +196,4 @@ def _skipped(skipped: Sequence[Skipped]) -> Html:
     else:
         rows = [(item.key, item.reason) for item in skipped]
         content = table(f"{len(skipped)} left out.", ("File", "Reason"), rows)
-    return element("section", heading, content, aria_labeledby="skipped")
+    return element("section", heading, content, aria_labelledby="skipped")

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from bcosvit.attribution import METHODS, Attribution
+from bcosvit.attribution.color import SMOOTH, color_image
+
 RGB = NDArray[np.uint8]
 
 PERCENTILE = 99.9
@@ -28,9 +31,6 @@ PERCENTILE = 99.9
 
 COARSE = 128
 """Pictures up to so many pixels wide are shown enlarged, pixel by pixel."""
-
-JET_METHODS = frozenset({"rollout", "finatt", "cheferlrp"})
-"""Methods whose maps have no negative side."""
 
 _BLUE, _WHITE, _RED = (33, 72, 196), (255, 255, 255), (206, 24, 38)
 # Jet, as matplotlib has it: where each channel bends, and its value there.
@@ -79,7 +79,7 @@ def attention_image(map: Tensor, scale: float | None = None) -> RGB:
 
 def method_image(method: str, map: Tensor, scale: float | None = None) -> RGB:
     """A map [H, W] in the colors of its method."""
-    draw = attention_image if method in JET_METHODS else contribution_image
+    draw = attention_image if METHODS.get(method).colormap == "jet" else contribution_image
     return draw(map, scale)
 
 
@@ -100,6 +100,16 @@ def overlay_image(
     return np.rint((1 - cover) * gray + cover * method_image(method, map, scale)).astype(np.uint8)
 
 
+def colors(found: Attribution, row: int) -> Tensor:
+    """The color image [4, H, W] of one class's row of W(x).
+
+    Opacity is smoothed over the same share of a picture whatever its size: 15 pixels of 224.
+    """
+    assert found.weights is not None
+    smooth = max(1, round(SMOOTH * found.map.shape[-1] / 224))
+    return color_image(found.weights[row], found.map[row], smooth=smooth)
+
+
 def on_white(rgba: Tensor) -> RGB:
     """A color image [4, H, W] with values in [0, 1], laid on white."""
     values = rgba.detach().clamp(0, 1).double().cpu()
@@ -108,8 +118,12 @@ def on_white(rgba: Tensor) -> RGB:
 
 def gradient_css(method: str) -> str:
     """The colors of a method, lowest first, as the argument of CSS's ``linear-gradient``."""
-    colors = _JET_COLORS if method in JET_METHODS else _BLUE_WHITE_RED
-    stops = colors[:: (_LEVELS - 1) // 8] if method in JET_METHODS else colors[:: _LEVELS // 2]
+    colors = _JET_COLORS if METHODS.get(method).colormap == "jet" else _BLUE_WHITE_RED
+    stops = (
+        colors[:: (_LEVELS - 1) // 8]
+        if METHODS.get(method).colormap == "jet"
+        else colors[:: _LEVELS // 2]
+    )
     return ", ".join(f"rgb({r} {g} {b})" for r, g, b in stops)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from bcosvit.report.explained import TITLES
-from bcosvit.report.figures import JET_METHODS, gradient_css, method_image, png_bytes
+from bcosvit.attribution import METHODS, method_title
+from bcosvit.report.figures import gradient_css, method_image, png_bytes
 from bcosvit.report.html import Html, element, figure, picture, scale, text
 
 Frame = Callable[[bytes, str, tuple[int, int]], Html]
@@ -15,13 +15,13 @@ Frame = Callable[[bytes, str, tuple[int, int]], Html]
 def map_figure(method: str, map: Tensor, full: float, name: str, frame: Frame = picture) -> Html:
     """A method's map [H, W] for a class with its scale; ``full`` is drawn in full color."""
     image = method_image(method, map, full)
-    jet = method in JET_METHODS
+    jet = METHODS.get(method).colormap == "jet"
     meaning = "from blue, nothing, to red" if jet else "red for the class, blue against it"
     ends = ("0", f"{full:.2g}") if jet else (f"−{full:.2g}", "0", f"+{full:.2g}")
-    alt = f"{TITLES[method]} to {name}: {meaning}"
+    alt = f"{method_title(method)} to {name}: {meaning}"
     return figure(
         frame(png_bytes(image), alt, (image.shape[1], image.shape[0])),
-        element("b", text(TITLES[method])),
+        element("b", text(method_title(method))),
         scale(gradient_css(method), ends if full > 0 else ("zero everywhere",)),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from bcosvit.report.explained import TITLES
+from bcosvit.attribution import METHODS, method_title
 from bcosvit.report.html import Html, element, text
 
 if TYPE_CHECKING:
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
 
 INK = "#010203"
 _OTHERS = "#8a8a94"
-# Mid-tones, which stand out from white and from black.
-COLORS = {
-    "inherent": "#d0342c",
-    "ixg": "#2f7ed8",
-    "intgrad": "#17a2a2",
-    "gradcam": "#8a5cd1",
-    "gradsam": "#c557a8",
-    "rollout": "#c98a10",
-    "finatt": "#6b9a1f",
-    "cheferlrp": "#e0702a",
-    "plrp": "#a0652d",
-    "smoothgrad": "#5a9bd5",
-    "occlusion": "#3d9c5b",
-    "random": _OTHERS,
-}
 
 
 class Interval(Protocol):
@@ -56,16 +41,16 @@ def bars(
     with style(name):
         figure, axes = _axes(0.8 + 0.33 * len(ordered))
         for place, (method, value) in enumerate(ordered):
-            axes.barh(place, value.mean, 0.66, color=COLORS.get(method, _OTHERS))
+            axes.barh(place, value.mean, 0.66, color=color_of(method))
             axes.plot([value.low, value.high], [place, place], color=INK, linewidth=1.2)
         if chance is not None:
             axes.axvline(chance, color=INK, linestyle=(0, (3, 3)), linewidth=1)
         else:
             axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(ordered)), [title(method) for method, _ in ordered])
+        axes.set_yticks(range(len(ordered)), [method_title(method) for method, _ in ordered])
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(axis if chance is None else f"{axis} (dashed: chance, {chance:.2g})")
-        figures = ", ".join(f"{title(m)} {value.mean:.3f}" for m, value in reversed(ordered))
+        figures = ", ".join(f"{method_title(m)} {value.mean:.3f}" for m, value in reversed(ordered))
         return inlined_svg(figure, name, f"Bar chart of {axis}: {figures}.")
 
 
@@ -79,7 +64,7 @@ def curves(
     with style(name):
         figure, axes = _axes(3.6)
         for method, points in lines.items():
-            color = COLORS.get(method, _OTHERS)
+            color = color_of(method)
             axes.fill_between(
                 positions,
                 [point.low for point in points],
@@ -92,15 +77,15 @@ def curves(
                 positions,
                 [point.mean for point in points],
                 color=color,
-                linewidth=2.4 if method == "inherent" else 1.4,
-                linestyle=(0, (4, 2)) if method == "random" else "solid",
+                linewidth=2.4 if _is(method, "exact") else 1.4,
+                linestyle=(0, (4, 2)) if _is(method, "baseline") else "solid",
             )
         axes.set_xlabel(axes_labels[0])
         axes.set_ylabel(axes_labels[1])
         axes.margins(x=0.01)
         # Zero is always in view, so that charts side by side can be compared.
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-        ends = ", ".join(f"{title(m)} {points[-1].mean:.3f}" for m, points in lines.items())
+        ends = ", ".join(f"{method_title(m)} {points[-1].mean:.3f}" for m, points in lines.items())
         return inlined_svg(
             figure, name, f"{axes_labels[1]} by {axes_labels[0]}, at the end: {ends}."
         )
@@ -111,17 +96,21 @@ def legend(methods: Sequence[str]) -> Html:
     items = [
         element(
             "li",
-            element("i", style=f"background: {COLORS.get(method, _OTHERS)}"),
-            text(title(method)),
+            element("i", style=f"background: {color_of(method)}"),
+            text(method_title(method)),
         )
         for method in methods
     ]
     return element("ul", *items, class_="legend")
 
 
-def title(method: str) -> str:
-    """What people call a method; other explainers go by their repr."""
-    return TITLES.get(method, method)
+def color_of(method: str) -> str:
+    """Returns the color of a method in charts."""
+    return METHODS.get(method).color if method in METHODS else _OTHERS
+
+
+def _is(method: str, what: str) -> bool:
+    return method in METHODS and bool(getattr(METHODS.get(method), what))
 
 
 def style(name: str) -> AbstractContextManager[None]:

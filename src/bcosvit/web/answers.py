@@ -17,10 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from bcosvit.data.images import read_image
-from bcosvit.report.classes import find_classes
-from bcosvit.report.explained import TOP, Explained, Lens, Sums
+from bcosvit.predictor import Explanation, Predictor, Sums
+from bcosvit.report.explain_html import TOP
 from bcosvit.report.figures import contribution_scales
-from bcosvit.report.subject import Subject
 from bcosvit.web.limits import Limits
 
 
@@ -71,7 +70,7 @@ class Region:
 class Shown:
     """One method for one class of a picture."""
 
-    found: Explained
+    found: Explanation
     method: str
     row: int
     """The class's place among those explained."""
@@ -87,14 +86,14 @@ class Shown:
 class Answers:
     """A model, and what can be asked about pictures."""
 
-    subject: Subject
+    predictor: Predictor
     limits: Limits = field(default_factory=Limits)
-    _memory: OrderedDict[tuple[object, ...], Explained] = field(default_factory=OrderedDict)
+    _memory: OrderedDict[tuple[object, ...], Explanation] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return self.subject.methods("all")
+        return self.predictor.methods("all")
 
     @property
     def exact(self) -> bool:
@@ -110,7 +109,7 @@ class Answers:
             raise ValueError(f"The upload {path.name} is no longer kept: upload it again.")
         if path.stat().st_size > most * 1_000_000:
             raise ValueError(f"The file {path.name} is larger than {most} MB: shrink the picture.")
-        transform = self.subject.transform
+        transform = self.predictor.transform
         pixels, enough = self.limits.pixels, transform.at_least
         image = transform(read_image(path, max_pixels=pixels, at_least=enough, name=path.name))
         key = hashlib.sha256(image.numpy().tobytes()).hexdigest()
@@ -128,30 +127,30 @@ class Answers:
     def label(self, given: str, picture: Picture) -> int:
         """A class by name or number; the surest one where none is given."""
         if not given.strip():
-            return self.predict(picture).surest(1)[0]
+            return self.predict(picture).top(1)[0]
         # Names may hold commas, which separate classes on the command line.
-        names = self.subject.names
-        labels = [names.index(given)] if given in names else find_classes(given, names)
+        names = self.predictor.class_names
+        labels = [names.index(given)] if given in names else self.predictor.find_classes(given)
         if len(labels) != 1:
             raise ValueError(f"{given!r} names {len(labels)} classes; give one.")
         return labels[0]
 
-    def predict(self, picture: Picture) -> Explained:
+    def predict(self, picture: Picture) -> Explanation:
         """Logits and confidences alone."""
         return self._found(picture, (), ())
 
-    def entry(self, found: Explained, label: int) -> dict[str, Any]:
+    def entry(self, found: Explanation, label: int) -> dict[str, Any]:
         """What is predicted for a class, fit for JSON."""
-        return found.entry(label, self.subject.names)
+        return found.entry(label, self.predictor.class_names)
 
     def explain(
         self, picture: Picture, label: int, method: str | None = None, *, joint: bool = False
     ) -> Shown:
         """One method's map for a class; ``joint`` scales it with those of the surest classes."""
-        methods = self.subject.methods(method)
+        methods = self.predictor.methods(method)
         if len(methods) != 1:
             raise ValueError(f"{method!r} names {len(methods)} methods; give one.")
-        others = self.predict(picture).surest(TOP) if joint else []
+        others = self.predict(picture).top(TOP) if joint else []
         # The same classes in the same order, whichever of them is asked for.
         labels = tuple(others if label in others else [*others, label])
         found = self._found(picture, labels, methods)
@@ -197,15 +196,14 @@ class Answers:
 
     def _found(
         self, picture: Picture, labels: tuple[int, ...], methods: tuple[str, ...]
-    ) -> Explained:
+    ) -> Explanation:
         key = (picture.key, labels, methods)
         with self._lock:
             if key in self._memory:
                 self._memory.move_to_end(key)
                 return self._memory[key]
-        lens = Lens(model=self.subject.model, methods=methods, targets=labels or None)
         # Without the file's name: another user may ask about the same pixels.
-        found = lens(1, "", picture.image)
+        found = self.predictor.explain(picture.image, labels or None, methods=methods)
         with self._lock:
             self._memory[key] = found
             while len(self._memory) > self.limits.cached:

@@ -7,9 +7,10 @@ from typing import Any
 
 import gradio as gr
 
-from bcosvit.report.explained import TOP, colors
+from bcosvit.report.explain_html import TOP
 from bcosvit.report.figures import (
     RGB,
+    colors,
     method_image,
     on_white,
     overlay_image,
@@ -27,13 +28,13 @@ def add_api(answers: Answers) -> None:
 
     def model() -> dict[str, Any]:
         """The model that answers: its classes, methods and input."""
-        subject = answers.subject
+        predictor = answers.predictor
         return {
-            "model": subject.describe(),
-            "weights": Path(subject.weights).name,
-            "classes": list(subject.names),
+            "model": predictor.describe(),
+            "weights": Path(predictor.weights).name,
+            "classes": list(predictor.class_names),
             "methods": list(answers.methods),
-            "image_size": subject.transform.image_size,
+            "image_size": predictor.transform.image_size,
             "exact": answers.exact,
         }
 
@@ -42,7 +43,7 @@ def add_api(answers: Answers) -> None:
         if top < 1:
             raise ValueError(f"top = {top:g} is not allowed: give an integer >= 1.")
         found = answers.predict(answers.open(picture))
-        return {"top": [answers.entry(found, label) for label in found.surest(int(top))]}
+        return {"top": [answers.entry(found, label) for label in found.top(int(top))]}
 
     def explain(
         picture: str | None, label: str, method: str, overlay: float, joint: bool
@@ -62,7 +63,7 @@ def add_api(answers: Answers) -> None:
         map_ = method_image(shown.method, shown.map, shown.scale)
         photo = photo_image(found.image)
         over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=overlay)
-        own = found.inherent
+        own = found.exact
         colored = None if own is None else on_white(colors(own, shown.row))
         return numbers, png("map", map_), png("overlay", over), png("colors", colored)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.report.explained import TOP
+from bcosvit.report.explain_html import TOP
 from bcosvit.report.html import Html
 from bcosvit.report.pieces import percent
 from bcosvit.web import panels
@@ -68,12 +68,12 @@ class Desk:
     answers: Answers
 
     def visit(self, paths: Sequence[str] | None, note: Any) -> Visit:
-        return Visit.of(self.answers.limited(paths), note, len(self.answers.subject.names))
+        return Visit.of(self.answers.limited(paths), note, len(self.answers.predictor.class_names))
 
     def chosen(self, visit: Visit, at: int) -> tuple[Picture, int]:
         """A picture and the class to explain."""
         picture = self.answers.open(visit.paths[at])
-        surest = self.answers.predict(picture).surest(1)[0]
+        surest = self.answers.predict(picture).top(1)[0]
         return picture, visit.labels.get(at, surest)
 
     def receive(self, paths: Sequence[str] | None) -> tuple[Visit | None, Html]:
@@ -87,7 +87,7 @@ class Desk:
                 problems.append(str(error))
                 continue
             found = self.answers.predict(picture)
-            entry = self.answers.entry(found, found.surest(1)[0])
+            entry = self.answers.entry(found, found.top(1)[0])
             pictures[at] = picture, f"{entry['class']}, {percent(entry['probability'])}"
         visit = Visit(paths=paths or (), at=min(pictures), labels={}) if pictures else None
         return visit, panels.strip(pictures, problems)
@@ -96,7 +96,7 @@ class Desk:
         """The surest classes of the picture shown, and the chosen one if it is another."""
         picture, label = self.chosen(visit, visit.at)
         found = self.answers.predict(picture)
-        listed = dict.fromkeys([*found.surest(TOP), label])
+        listed = dict.fromkeys([*found.top(TOP), label])
         return panels.class_list([self.answers.entry(found, each) for each in listed], label)
 
     def look(
@@ -132,7 +132,7 @@ class Desk:
         if visit.at < 0 or not methods:
             return Html()
         picture, label = self.chosen(visit, visit.at)
-        name, joint = self.answers.subject.names[label], scale == JOINT
+        name, joint = self.answers.predictor.class_names[label], scale == JOINT
         maps = [self.answers.explain(picture, label, each, joint=joint) for each in methods]
         return panels.gallery([panels.map_of(each, name) for each in maps])
 

@@ -4,11 +4,13 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bcosvit.attribution import method_title
+from bcosvit.predictor import Explanation
 from bcosvit.report.explain_files import npz_files
 from bcosvit.report.explain_html import About, explain_page
-from bcosvit.report.explained import TITLES, Explained, Lens, colors
 from bcosvit.report.figures import (
     Tile,
+    colors,
     contribution_scales,
     method_image,
     on_white,
@@ -39,28 +41,28 @@ def export(
         raise ValueError(f"There is no kind of file {kind!r}; choose from {', '.join(KINDS)}.")
     if not chosen:
         raise ValueError("There is no picture: upload one first.")
-    subject = answers.subject
-    used = subject.methods(methods or None)
+    predictor = answers.predictor
+    used = predictor.methods(methods or None)
     # Of the weights only the name: where they lie is nobody's business.
-    weights = Path(subject.weights).name
+    weights = Path(predictor.weights).name
     about = About(
         weights=weights,
-        model=subject.describe(),
-        config=subject.config,
-        classes=subject.names,
+        model=predictor.describe(),
+        config=predictor.config,
+        classes=predictor.class_names,
         methods=used,
         joint=False,
         command=f"bcosvit serve --weights {weights}",
         versions=versions(),
     )
     found = [
-        Lens(model=subject.model, methods=used, targets=(label,))(number, each.name, each.image)
+        predictor.explain(each.image, (label,), methods=used, name=each.name, number=number)
         for number, (each, label) in enumerate(chosen, start=1)
     ]
     return KINDS[kind](found, about, Path(folder))
 
 
-def _html(found: Sequence[Explained], about: About, folder: Path) -> Path:
+def _html(found: Sequence[Explanation], about: About, folder: Path) -> Path:
     path = folder / f"{NAME}.html"
     with explain_page(path, about) as add:
         for each in found:
@@ -68,7 +70,7 @@ def _html(found: Sequence[Explained], about: About, folder: Path) -> Path:
     return path
 
 
-def _npz(found: Sequence[Explained], about: About, folder: Path) -> Path:
+def _npz(found: Sequence[Explanation], about: About, folder: Path) -> Path:
     with npz_files(folder / NAME, about) as add:
         for each in found:
             add(each)
@@ -83,28 +85,28 @@ def _npz(found: Sequence[Explained], about: About, folder: Path) -> Path:
     return path
 
 
-def _png(found: Sequence[Explained], about: About, folder: Path) -> Path:
+def _png(found: Sequence[Explanation], about: About, folder: Path) -> Path:
     path = folder / f"{NAME}.png"
     panel([_row(each, about) for each in found]).save(path)
     return path
 
 
-def _row(found: Explained, about: About) -> list[Tile]:
+def _row(found: Explanation, about: About) -> list[Tile]:
     photo, label = photo_image(found.image), int(found.target[0])
     tiles = [Tile(image=photo, label=found.name)]
     for method, attribution in found.attributions.items():
         (full,) = contribution_scales(attribution.map, joint=about.joint)
         image = method_image(method, attribution.map[0], full)
-        tiles.append(Tile(image=image, label=TITLES[method]))
+        tiles.append(Tile(image=image, label=method_title(method)))
         if len(tiles) == 2:
             over = overlay_image(photo, method, attribution.map[0], full)
             tiles.append(Tile(image=over, label=about.classes[label]))
-    if found.inherent is not None:
-        tiles.append(Tile(image=on_white(colors(found.inherent, 0)), label="W(x) in color"))
+    if found.exact is not None:
+        tiles.append(Tile(image=on_white(colors(found.exact, 0)), label="W(x) in color"))
     return tiles
 
 
-KINDS: dict[str, Callable[[Sequence[Explained], About, Path], Path]] = {
+KINDS: dict[str, Callable[[Sequence[Explanation], About, Path], Path]] = {
     "html": _html,
     "npz": _npz,
     "png": _png,

@@ -5,8 +5,9 @@ from typing import Any
 
 import gradio as gr
 
+from bcosvit.attribution import method_title
 from bcosvit.data.images import EXTENSIONS
-from bcosvit.report.explained import TITLES, TOP
+from bcosvit.report.explain_html import TOP
 from bcosvit.web import panels, style
 from bcosvit.web.answers import Answers
 from bcosvit.web.desk import JOINT, OWN, START, Desk, Visit
@@ -16,13 +17,13 @@ from bcosvit.web.gradio_parts import handed_out, queued, told, upload
 
 def add_page(answers: Answers) -> None:
     """Components and events of the ``gr.Blocks`` that is being built."""
-    desk, names = Desk(answers=answers), answers.subject.names
+    desk, names = Desk(answers=answers), answers.predictor.class_names
     listed = min(TOP, len(names))
 
     def html(content: str = "", **options: Any) -> gr.HTML:
         return gr.HTML(content, **{"apply_default_css": False, "js_on_load": None, **options})
 
-    html(panels.header(answers.subject))
+    html(panels.header(answers.predictor))
     note = gr.JSON(START, visible="hidden", elem_id="note")
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
@@ -70,7 +71,7 @@ def add_page(answers: Answers) -> None:
                     region = html(elem_id="region")
                 html(panels.heading("What do other methods say?", panels.METHODS))
                 methods = gr.CheckboxGroup(
-                    [(TITLES[name], name) for name in answers.methods[1:]],
+                    [(method_title(name), name) for name in answers.methods[1:]],
                     label="Compare with",
                     elem_id="methods",
                 )

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bcosvit.report.explained import TITLES, Sums, colors
-from bcosvit.report.figures import on_white, overlay_image, photo_bytes, photo_image
+from bcosvit.attribution import method_title
+from bcosvit.predictor import Predictor, Sums
+from bcosvit.report.figures import colors, on_white, overlay_image, photo_bytes, photo_image
 from bcosvit.report.html import Html, bar, definitions, element, figure, picture, text
 from bcosvit.report.pieces import map_figure, percent, signed
-from bcosvit.report.subject import Subject
 from bcosvit.web.answers import Box, Picture, Region, Shown
 
 NOTHING = (
@@ -29,12 +29,14 @@ METHODS = "Maps made afterwards, for the same class; they claim no sum."
 DOWNLOAD = "All pictures, each with the class chosen for it."
 
 
-def header(subject: Subject) -> Html:
+def header(predictor: Predictor) -> Html:
     """What this is, and which model answers."""
     return element(
         "header",
         element("h1", text("What the model saw")),
-        element("p", text(f"{subject.describe()} · {Path(subject.weights).name}"), class_="soft"),
+        element(
+            "p", text(f"{predictor.describe()} · {Path(predictor.weights).name}"), class_="soft"
+        ),
     )
 
 
@@ -106,12 +108,12 @@ def views(shown: Shown, name: str, alpha: float, box: Box | None) -> Html:
         ),
         map_of(shown, name, box),
         figure(
-            _stage(photo_bytes(over), f"{TITLES[shown.method]} to {name}, on it", size, box),
+            _stage(photo_bytes(over), f"{method_title(shown.method)} to {name}, on it", size, box),
             element("b", text("Overlay")),
         ),
     ]
-    if found.inherent is not None:
-        rgba = on_white(colors(found.inherent, shown.row))
+    if found.exact is not None:
+        rgba = on_white(colors(found.exact, shown.row))
         large.append(
             figure(
                 _stage(photo_bytes(rgba), f"The colors of W(x) for {name}", size, box),

@@ -1,0 +1,345 @@
+"""What every explanation method is and what it returns, and the registry of all methods.
+
+An explainer is an object that describes itself: its name and title, how its maps are drawn, what
+it costs and to which models it applies. ``register_explainer`` makes it known everywhere at once:
+in `explainers`, `explain`, the command line, reports, the metrics and the web page. Other packages
+register theirs on import, or by an entry point of the group ``bcosvit.explainers``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from bcosvit.models.base import AnyModel
+from bcosvit.nn.views import unwrapped
+from bcosvit.registry import Registry
+
+
+@dataclass(frozen=True)
+class Top:
+    """A target: the ``count`` classes of each image with the highest logits."""
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"Top({self.count}) is not allowed: give an integer >= 1.")
+
+
+Target = int | Tensor | Top | Literal["all"] | None
+"""Which class is explained: the predicted one (None), one for all images (int), one per image
+(a tensor [B]), several per image (a tensor [B, C], or ``Top(C)``), or ``"all"``."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attribution:
+    """How much each pixel contributes to the logit of a class.
+
+    Where several classes per image are explained, an axis C follows B in all fields but ``logits``.
+    """
+
+    map: Tensor
+    """[B, H, W]: the contribution of each pixel."""
+    target: Tensor
+    """[B]: the class that is explained."""
+    logits: Tensor | None = None
+    """[B, K]: the model's prediction, so that nobody needs to predict again."""
+    weights: Tensor | None = None
+    """[B, 6, H, W]: the row of W(x) of the target class (inherent explanations)."""
+    residual: Tensor | None = None
+    """[B]: the share of the model's constants in the logit (inherent explanations)."""
+    logit: Tensor | None = None
+    """[B]: the logit that is explained (inherent explanations)."""
+    bias: float = 0.0
+    """The constant that the model adds to every logit."""
+
+    def completeness_error(self) -> Tensor:
+        """Measures by how much the contributions miss the logit.
+
+        Returns:
+            |Σ map + residual − (logit − bias)| for each sample, summed in float64.
+
+        Raises:
+            ValueError: If the method does not claim completeness.
+        """
+        if self.residual is None or self.logit is None:
+            raise ValueError(
+                "This attribution has no residual, so it does not claim completeness; "
+                "only inherent explanations do."
+            )
+        explained = self.map.double().sum((-2, -1)) + self.residual.double()
+        return (explained - (self.logit.double() - self.bias)).abs()
+
+
+Cost = Literal["forward", "gradient", "many"]
+
+
+class Explainer(ABC):
+    """An explanation method. Subclasses are frozen dataclasses of hyperparameters.
+
+    A subclass sets the class attributes that differ from the defaults below and implements
+    ``__call__`` for one class per image; `explain` takes care of several classes.
+
+    Example:
+        >>> import torch, bcosvit
+        >>> from dataclasses import dataclass
+        >>> from bcosvit.attribution import Attribution, Explainer
+        >>> @dataclass(frozen=True)
+        ... class Brightness(Explainer):
+        ...     title = "Brightness"
+        ...     cost = "forward"
+        ...     def __call__(self, model, images, target=None):
+        ...         logits = model(images)
+        ...         return Attribution(map=images.mean(1), target=logits.argmax(1), logits=logits)
+        >>> stem = bcosvit.StemConfig(widths=(8,))
+        >>> config = bcosvit.ModelConfig(width=12, depth=1, image_size=16, backbone=stem)
+        >>> model = bcosvit.create_model(config).eval()
+        >>> bcosvit.explain(model, torch.rand(1, 3, 16, 16), method=Brightness()).map.shape
+        torch.Size([1, 16, 16])
+    """
+
+    name: ClassVar[str] = ""
+    """Set by ``register_explainer``."""
+    title: ClassVar[str] = ""
+    """What papers call the method; the class name where it is empty."""
+    signed: ClassVar[bool] = True
+    """Whether maps have a negative side, i.e. show what speaks against the class."""
+    colormap: ClassVar[str] = "bwr"
+    """The matplotlib color map of maps: symmetric about 0, or from 0 up (``jet``)."""
+    color: ClassVar[str] = "#8a8a94"
+    """Of the method's bars and lines in charts."""
+    cost: ClassVar[Cost] = "gradient"
+    """One forward pass, one forward and one backward pass, or many of either."""
+    exact: ClassVar[bool] = False
+    """Whether maps, residual and bias add up to the logit."""
+    baseline: ClassVar[bool] = False
+    """Whether the method explains nothing and serves as a floor for others."""
+    several: ClassVar[bool] = False
+    """Whether ``__call__`` takes targets of several classes per image itself."""
+
+    def applies_to(self, model: AnyModel) -> bool:
+        """Returns whether the method is defined for ``model``."""
+        return True
+
+    @abstractmethod
+    def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
+        """Explains a batch.
+
+        Args:
+            model: The model, which is left untouched.
+            images: RGB in [0, 1], [B, 3, H, W].
+            target: The class to explain; None stands for the predicted class.
+
+        Returns:
+            Maps [B, H, W], with the logits that the method computed on its way.
+        """
+
+    def with_shared(
+        self, model: AnyModel, images: Tensor, target: Target, shared: dict[str, Any]
+    ) -> Attribution:
+        """Like ``__call__``, for methods that share work on one batch through ``shared``."""
+        return self(model, images, target)
+
+
+ExplainFunction = Callable[[AnyModel, Tensor, Target], Attribution]
+"""Any function of this form may be given as a method, too."""
+
+Method = str | Explainer | ExplainFunction
+
+METHODS: Registry[Explainer] = Registry("method", group="bcosvit.explainers")
+"""All registered methods by name."""
+
+E = TypeVar("E", bound=type[Explainer])
+
+
+def register_explainer(name: str) -> Callable[[E], E]:
+    """Class decorator that registers an explainer with its default hyperparameters.
+
+    Args:
+        name: The name under which users ask for the method.
+
+    Raises:
+        ValueError: If the name is taken.
+
+    Example:
+        >>> from bcosvit.attribution import METHODS
+        >>> METHODS.get("rollout").title
+        'Rollout'
+    """
+
+    def register(cls: E) -> E:
+        cls.name = name
+        cls.title = cls.title or cls.__name__
+        METHODS.register(name)(cls())
+        return cls
+
+    return register
+
+
+def explainers(model: AnyModel | None = None) -> tuple[str, ...]:
+    """Lists the explanation methods.
+
+    Args:
+        model: If given, only methods that apply to this model are listed.
+
+    Returns:
+        The names, in the order of their registration.
+
+    Example:
+        >>> import bcosvit
+        >>> bcosvit.explainers()[:2]
+        ('inherent', 'ixg')
+    """
+    if model is None:
+        return METHODS.names()
+    model = unwrapped(model)
+    return tuple(name for name in METHODS.names() if METHODS.get(name).applies_to(model))
+
+
+def get_explainer(method: Method) -> Explainer | ExplainFunction:
+    """Returns an explainer by its name; anything else is returned as it is."""
+    return METHODS.get(method) if isinstance(method, str) else method
+
+
+def method_name(method: Method) -> str:
+    """Returns the name by which results of ``method`` are known: its own, or its repr."""
+    return method if isinstance(method, str) else repr(method)
+
+
+def method_title(name: str) -> str:
+    """Returns the title of a method; one that is not registered goes by its name."""
+    return METHODS.get(name).title if name in METHODS else name
+
+
+def explain(
+    model: AnyModel, images: Tensor, target: Target = None, method: Method = "inherent"
+) -> Attribution:
+    """Explains how much each pixel contributes to the logit of a class.
+
+    The model is explained as it predicts in evaluation mode, and is left untouched.
+
+    Args:
+        model: A model of this library.
+        images: RGB in [0, 1], [B, 3, H, W].
+        target: ``None`` explains the predicted class, an int one class for all images, a tensor
+            [B] one class per image, a tensor [B, C] or ``Top(C)`` several classes per image, and
+            ``"all"`` every class. With several classes a class axis follows B in the results.
+        method: One of `explainers`, or an explainer with other hyperparameters, e.g.
+            ``Rollout(start=1)``.
+
+    Returns:
+        The attribution.
+
+    Raises:
+        ValueError: If the target or the method does not exist, or the method does not apply.
+
+    Example:
+        >>> import torch, bcosvit
+        >>> stem = bcosvit.StemConfig(widths=(8,))
+        >>> config = bcosvit.ModelConfig(width=12, depth=1, image_size=16, backbone=stem)
+        >>> model = bcosvit.create_model(config).eval()
+        >>> a = bcosvit.explain(model, torch.rand(2, 3, 16, 16))
+        >>> a.map.shape
+        torch.Size([2, 16, 16])
+        >>> bool((a.completeness_error() < 1e-4).all())
+        True
+    """
+    return _explain(get_explainer(method), model, images, target, {})
+
+
+def explain_all(
+    model: AnyModel, images: Tensor, target: Target, methods: Sequence[Method]
+) -> dict[str, Attribution]:
+    """Explains one batch by several methods, which share what they can.
+
+    Args:
+        model: A model of this library.
+        images: RGB in [0, 1], [B, 3, H, W].
+        target: As in `explain`; all methods explain the same classes.
+        methods: Names or explainers.
+
+    Returns:
+        The attributions by name (`method_name`), in the order of ``methods``.
+    """
+    shared: dict[str, Any] = {}
+    resolved = {method_name(method): get_explainer(method) for method in methods}
+    # A method that takes several classes itself comes first, since it predicts on its way.
+    ordered = sorted(resolved, key=lambda name: not getattr(resolved[name], "several", False))
+    found: dict[str, Attribution] = {}
+    for name in ordered:
+        found[name] = _explain(resolved[name], model, images, target, shared)
+        target = found[name].target
+    return {name: found[name] for name in resolved}
+
+
+def _explain(
+    explainer: Explainer | ExplainFunction,
+    model: AnyModel,
+    images: Tensor,
+    target: Target,
+    shared: dict[str, Any],
+) -> Attribution:
+    def one(target: Target) -> Attribution:
+        if isinstance(explainer, Explainer):
+            return explainer.with_shared(model, images, target, shared)
+        return explainer(model, images, target)
+
+    single = (
+        target is None
+        or isinstance(target, int)
+        or (isinstance(target, Tensor) and target.ndim < 2)
+    )
+    if single or getattr(explainer, "several", False):
+        return one(target)
+    if (logits := shared.get("logits")) is None:
+        with torch.no_grad():
+            logits = shared["logits"] = model(images)
+    classes = resolve_target(target, logits)
+    each = [one(column) for column in classes.unbind(1)]
+    return Attribution(
+        map=torch.stack([a.map for a in each], 1),
+        target=classes,
+        logits=each[0].logits,
+    )
+
+
+def resolve_target(target: Target, logits: Tensor) -> Tensor:
+    """Turns a target into class indices.
+
+    Args:
+        target: As in `explain`.
+        logits: The prediction [B, K].
+
+    Returns:
+        Indices [B], or [B, C] where the target is several classes per image.
+
+    Raises:
+        ValueError: If the target is not a class, or not one per image.
+    """
+    samples, classes = logits.shape
+    if target is None:
+        return logits.argmax(1)
+    if isinstance(target, Top):
+        return logits.topk(min(target.count, classes), 1).indices
+    allowed = (
+        f"allowed are None, 'all', Top(n), a class from 0 to {classes - 1}, or a tensor with one "
+        f"or several classes for each of {samples} images"
+    )
+    if isinstance(target, str):
+        if target != "all":
+            raise ValueError(f"target = {target!r} is not a target; {allowed}.")
+        return torch.arange(classes, device=logits.device).expand(samples, -1)
+    if isinstance(target, int) and not isinstance(target, bool):
+        target = torch.full((samples,), target)
+    if not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
+        raise ValueError(f"target = {target!r} is not a class; {allowed}.")
+    if target.ndim not in (1, 2) or len(target) != samples or not target.numel():
+        raise ValueError(f"target has shape {list(target.shape)}; {allowed}.")
+    if (wrong := (target < 0) | (target >= classes)).any():
+        raise ValueError(f"target {target[wrong][0].item()} is out of range; {allowed}.")
+    # A copy: the caller may change the tensor, or have made it in inference mode.
+    return target.to(logits.device, torch.long, copy=True)
