@@ -90,7 +90,7 @@ def test_a_mistake_is_one_sentence(folder):
     (folder / "[bold].png").write_bytes(b"no picture")
     result = bcosvit("explain", "[bold].png", "--weights", "model.safetensors")
     assert result.returncode == 2
-    assert "Error: The file [bold].png is not a picture of a known format" in result.stderr
+    assert "Error: The file [bold].png is not an image of a known format" in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
 

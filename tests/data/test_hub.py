@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bcosvit.data.dataset import SourceError, check_source, open_source
-from tests.data.made import color, folder, png
+from tests.data.support import color, folder, png
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_saved_dataset_without_splits_and_with_a_bad_picture(datasets, tmp_path:
     assert (len(source.train), len(source.val)) == (16, 4)
     _, skipped = check_source(source)
     assert [item.key for item in skipped] == ["train/7"]
-    assert "train/7 is not a picture" in skipped[0].reason
+    assert "train/7 is not an image" in skipped[0].reason
 
 
 def test_parquet_file_and_image_folder(datasets, tmp_path: Path) -> None:

@@ -204,9 +204,9 @@ BROKEN = {
     },
     "only a header": (b"\xff\xd8\xff\xe0", "damaged"),
     "zero bytes": (b"", "empty"),
-    "text": (b"no picture at all, just words\n" * 9, "not a picture"),
-    "html": (b"<!DOCTYPE html><html>404</html>", "not a picture"),
-    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    "text": (b"no picture at all, just words\n" * 9, "not an image"),
+    "html": (b"<!DOCTYPE html><html>404</html>", "not an image"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     "zero width": (png(0, 9), "damaged"),
     "bomb": (png(60_000, 60_000, (b"IDAT", zlib.compress(b""))), "3,600,000,000 pixels"),
 }
@@ -234,7 +234,7 @@ def test_broken_bytes_carry_the_given_name(kind: str) -> None:
 
 
 def test_missing_file_folder_pipe_and_nonsense(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"There is no picture .*nowhere\.png"):
+    with pytest.raises(ImageError, match=r"There is no image .*nowhere\.png"):
         read_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="is a folder"):
         read_image(str(tmp_path))

@@ -19,7 +19,7 @@ from bcosvit.data.scenes import SPLITS, VARIANTS, Scene, Scenes, _pair_poses
 from bcosvit.data.scenes.objects import KINDS
 from bcosvit.data.scenes.render import Random
 
-PINNED = "0a3f8da83a3f4c664b07adfa413767c52dbe52575059974c94f6ece55bc2203b"
+PINNED = "4f81652012d777fd4b66e7f8699db191da8e0f5c0185090b7505c01a1120257e"
 
 FINGERPRINT = """
 import hashlib
@@ -27,7 +27,7 @@ from bcosvit.data.scenes import VARIANTS, Scenes
 digest = hashlib.sha256()
 for variant in VARIANTS:
     scenes = Scenes("val", variant, size=32)
-    for index in range(8):
+    for index in range(8 if variant == "plain" else 3):
         scene = scenes[index]
         digest.update(scene.image.tobytes() + scene.mask.tobytes())
 print(digest.hexdigest())
@@ -41,7 +41,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 @lru_cache(maxsize=2)
 def drawn(variant: str) -> list[Scene]:
     """Drawn once for the statistics."""
-    return list(Scenes("train", variant, size=32, length=320))
+    return list(Scenes("train", variant, size=32, length=160))
 
 
 def f_statistic(values: np.ndarray, labels: np.ndarray) -> float:
@@ -52,8 +52,8 @@ def f_statistic(values: np.ndarray, labels: np.ndarray) -> float:
     return float(between / within)
 
 
-# The 99.9 % quantile of F with 7 and 312 degrees of freedom.
-CRITICAL = 3.58
+# The 99.9 % quantile of F with 7 and 152 degrees of freedom.
+CRITICAL = 3.70
 
 
 # The same bits everywhere
@@ -183,11 +183,11 @@ def test_the_label_changes_nothing_but_the_object(variant: str) -> None:
 
 
 def test_place_size_and_ground_tell_nothing() -> None:
-    scenes, alike = drawn("plain"), Scenes("train", size=32, length=320)
+    scenes, alike = drawn("plain"), Scenes("train", size=32, length=160)
     labels = np.array([scene.label for scene in scenes])
     centers = np.array([np.argwhere(scene.mask).mean(axis=0) for scene in scenes])
     areas = np.array([scene.mask.mean() for scene in scenes])
-    grounds = np.array([pixels(alike.background(i)).mean(axis=(0, 1)) for i in range(160)])
+    grounds = np.array([pixels(alike.background(i)).mean(axis=(0, 1)) for i in range(80)])
     objects = np.array([pixels(s.image)[s.mask].mean(axis=0) for s in scenes])
     for values in (*centers.T, areas, *grounds.T):
         assert f_statistic(values, labels[: len(values)]) < CRITICAL
@@ -200,14 +200,14 @@ def color_accuracy(scenes: list[Scene]) -> float:
     patches = [pixels(scene.image)[scene.mask] for scene in scenes]
     features = np.array([np.r_[p.mean(axis=0), p.std(axis=0)] for p in patches])
     labels = np.array([scene.label for scene in scenes])
-    known, asked = slice(0, 160), slice(160, None)
+    known, asked = slice(0, 80), slice(80, None)
     means = np.array([features[known][labels[known] == label].mean(axis=0) for label in range(8)])
     nearest = ((features[asked, None] - means) ** 2).sum(axis=2).argmin(axis=1)
     return float(np.mean(nearest == labels[asked]))
 
 
 def test_color_tells_the_class_in_plain_and_not_in_hard() -> None:
-    # Chance is 0.125, with a deviation of 0.026 over 160 scenes.
+    # Chance is 0.125, with a deviation of 0.037 over 80 scenes.
     assert color_accuracy(drawn("plain")) > 0.5
     assert color_accuracy(drawn("hard")) < 0.2
 

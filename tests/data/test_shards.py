@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bcosvit.data.dataset import SourceError, check_source, open_source
-from tests.data.made import class_folders, color, folder, keys, png, tar
+from tests.data.support import class_folders, color, folder, keys, png, tar
 
 
 def test_shards_of_class_folders(tmp_path: Path) -> None:

@@ -5,19 +5,17 @@ import io
 import json
 import re
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 import bcosvit
-from bcosvit.data.dataset import Source, Split, labeled_images, open_source
+from bcosvit.data.dataset import Source, Split
 from bcosvit.data.scenes import Scenes
-from bcosvit.data.transforms import EvalTransform
-from bcosvit.predictor import Predictor
 from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
 from bcosvit.report.evaluate_table import evaluation_table
+from tests.data.support import Halves
 from tests.report.made import evaluation
 from tests.report.support import Page, write_pictures, write_weights
 
@@ -135,73 +133,8 @@ def test_a_model_that_is_never_right(tmp_path):
     assert "–" in page.text
 
 
-def test_labels_are_matched_by_name(tmp_path):
-    names = tuple(reversed((*SCENES, "unicorn")))
-    predictor = Predictor.load(write_weights(tmp_path / "m.safetensors", classes=names))
-    pictures = labeled_images(open_source(DATA), "val", predictor.class_names, predictor.transform)
-    for index in range(9):
-        assert names[pictures[index][1]] == SCENES[index % 8]
-
-
-def test_labels_are_positions_where_the_model_has_no_names(tmp_path):
-    weights = write_weights(tmp_path / "m.safetensors", classes=None, num_classes=9)
-    predictor = Predictor.load(weights)
-    pictures = labeled_images(open_source(DATA), "val", None, predictor.transform)
-    assert [pictures[index][1] for index in range(9)] == [*range(8), 0]
-
-
-def test_which_part_of_the_data(weights):
-    source = open_source(DATA)
-    sizes = {
-        part: len(labeled_images(source, part, SCENES, EvalTransform(16)))
-        for part in ("val", "train", "all")
-    }
-    assert sizes == {"val": 40, "train": 8, "all": 48}
-
-
-class Halves:
-    """A store whose objects fill the left half, unknown in every third picture."""
-
-    drawn = True
-
-    def __init__(self, scenes: Scenes) -> None:
-        self.scenes = scenes
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def key(self, index):
-        return str(index)
-
-    def label(self, index):
-        return self.scenes.label(index)
-
-    def image(self, index, at_least):
-        return self.scenes[index].image
-
-    def mask(self, index):
-        if index % 3 == 2:
-            return None
-        mask = np.zeros((32, 32), np.bool_)
-        mask[:, :16] = True
-        return mask
-
-
-def test_masks_are_cut_as_the_pictures_are(weights):
-    store = Halves(Scenes("val", size=32, length=9))
-    split = Split(store)
-    source = Source(name="halves", classes=SCENES, train=split, val=split)
-    pictures = labeled_images(source, "val", SCENES, EvalTransform(16))
-    mask = pictures.masks()
-    assert mask(2) is None
-    expected = torch.zeros(16, 16, dtype=torch.bool)
-    expected[:, :8] = True
-    assert torch.equal(mask(0), expected)
-    assert EvalTransform(16)(store.image(0, None)).shape == (3, 16, 16)
-
-
 def test_masks_on_a_page(weights, tmp_path, monkeypatch):
-    split = Split(Halves(Scenes("val", size=32, length=16)))
+    split = Split(Halves(16))
     source = Source(name="halves", classes=SCENES, train=split, val=split)
     monkeypatch.setattr("bcosvit.report.evaluate.open_source", lambda data: source)
     found = evaluate_weights(weights, "halves", out=tmp_path, **QUICK)

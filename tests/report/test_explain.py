@@ -117,7 +117,7 @@ def test_bad_pictures_are_listed_and_passed_over(weights, pictures, tmp_path):
     assert "2 could not be read" in found.told("r.html")
     page = Page(tmp_path / "r.html")
     page.assert_self_contained()
-    assert "not a picture of a known format" in page.text
+    assert "not an image of a known format" in page.text
     assert "2 left out" in page.text
     record = json.loads((tmp_path / "r.json").read_text())
     assert [item["file"] for item in record["skipped"]] == ["0001.png", "empty.jpg"]
@@ -131,7 +131,7 @@ def test_nothing_readable_is_an_error_and_leaves_nothing(weights, tmp_path, coun
     folder.mkdir()
     for number in range(count):
         (folder / f"{number}.png").write_bytes(b"no")
-    says = "0.png is not a picture" if count == 1 else "None of 2 pictures can be read"
+    says = "0.png is not an image" if count == 1 else "None of 2 pictures can be read"
     with pytest.raises(ValueError, match=says):
         explain_pictures([folder], weights, out=tmp_path / "o" / "r.html", json=tmp_path / "o/j")
     assert list((tmp_path / "o").iterdir()) == []

@@ -151,7 +151,7 @@ def test_limits_are_kept(tmp_path, pictures):
 
 def test_what_cannot_be_read(answers, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"The file broken\.png is not a picture"):
+    with pytest.raises(ValueError, match=r"The file broken\.png is not an image"):
         answers.open(tmp_path / "broken.png")
     with pytest.raises(ValueError, match=r"The upload gone\.png is no longer kept: upload it"):
         answers.open(tmp_path / "gone.png")

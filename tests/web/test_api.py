@@ -161,7 +161,7 @@ def test_only_the_documented_endpoints(client):
     ("arguments", "endpoint", "says"),
     [
         (["photo", 0], "/predict", "top = 0 is not allowed: give an integer >= 1."),
-        (["broken"], "/predict", "The file broken.png is not a picture of a known format"),
+        (["broken"], "/predict", "The file broken.png is not an image of a known format"),
         ([None], "/predict", "There is no picture: upload one first."),
         (["photo", "catt", "", 0.5, False], "/explain", "did you mean 'cat'"),
         (["photo", "", "magic", 0.5, False], "/explain", "no method 'magic'"),

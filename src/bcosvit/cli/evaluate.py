@@ -7,15 +7,14 @@ import typer
 from rich.console import Console
 
 from bcosvit.cli.explain import WEIGHTS
+from bcosvit.data.dataset import source_syntax
 
 
 def evaluate(
     weights: Annotated[str, typer.Option(help=WEIGHTS)],
     data: Annotated[
         str,
-        typer.Option(
-            help="A folder with a sub-folder per class, tar shards, hf:NAME, or 'scenes'."
-        ),
+        typer.Option(help=f"One of: {source_syntax()}."),
     ],
     out: Annotated[str, typer.Option(help="A folder for the report and its tables.")],
     metrics: Annotated[

@@ -5,14 +5,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bcosvit.data.dataset import source_syntax
+
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(
-            help="A folder with a sub-folder per class, tar shards, hf:NAME, or 'scenes'. "
-            "May be left out with --resume."
-        ),
+        typer.Argument(help=f"One of: {source_syntax()}. May be left out with --resume."),
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The run's folder, new unless --resume.")],

@@ -1,22 +1,19 @@
-"""The one reader of pictures: whatever a file holds, out comes an upright RGB picture or an error.
+"""Safe reading: whatever a file holds, out comes an upright RGB image or an error of one sentence.
 
-Everything in bcosvit that opens a picture goes through `read_image`, so that what is damaged, huge,
-rotated or oddly colored is handled in one place, and a file looks the same in training, in an
-evaluation and in a figure.
-
-Why it is so shaped:
+Everything in bcosvit that opens an image uses `read_image`, so that files that are damaged, huge,
+rotated or oddly colored are handled in one place.
 
 * Pillow decodes, but its plugins are called directly instead of through ``Image.open``. The pixel
-  limit is then ours and per call, checked on the header before anything is decoded, and Pillow's
-  process-wide limit is neither needed nor touched. (Pillow's WebP plugin alone also keeps to that
+  limit then belongs to each call and is checked before anything is decoded, and Pillow's
+  process-wide limit is neither needed nor changed. (Only Pillow's WebP plugin also applies that
   limit, since it allocates the canvas while it opens a file.) Only self-contained raster formats
-  are tried: opening an EPS file, say, would start Ghostscript on a stranger's data.
-* Pillow warns about odd metadata of files that decode well. ``warnings.catch_warnings`` swaps
-  process-wide state and restores it, which other threads see and can undo. An "ignore" filter for
-  warnings that arise *inside* Pillow, put in front of the list and left there, has no such window;
-  Pillow's deprecations are attributed to their callers and stay visible.
-* ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is left to the application: where it set that flag,
-  truncated files are filled up by Pillow; by default they are refused.
+  are tried: opening an EPS file, for example, would start Ghostscript on untrusted data.
+* Pillow warns about odd metadata of files that decode well. ``warnings.catch_warnings`` changes
+  process-wide state, which other threads see and can undo. An "ignore" filter for warnings that
+  arise inside of Pillow, put in front of the list and left there, has no such problem; Pillow's
+  deprecation warnings are attributed to their callers and stay visible.
+* ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is left to the application: if it sets this flag, Pillow
+  fills up truncated files; by default they are refused.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ EXTENSIONS = frozenset({
     ".pnm", ".ppm", ".tif", ".tiff", ".webp",
 })
 # fmt: on
-"""The file name endings, in lower case, that `list_images` takes for pictures."""
+"""The file name endings, in lower case, of image files."""
 
 # Importing a plugin registers its format; naming them here keeps the set explicit.
 _PLUGINS = (
@@ -85,11 +82,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_HUSH = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+_SILENCE = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 class ImageError(ValueError):
-    """A picture that cannot be read; the message is one sentence with the file's name."""
+    """An image cannot be read; the message is one sentence with the name of the file."""
 
 
 def read_image(
@@ -99,30 +96,40 @@ def read_image(
     at_least: int | None = None,
     name: str | None = None,
 ) -> Image.Image:
-    """Read a picture, upright and in RGB, or raise `ImageError`.
+    """Reads an image, upright and in RGB.
 
-    Transparency is laid on white, since that is what most viewers show. Of an animation the first
-    frame counts. Values deeper than 8 bits are scaled by their range, not clipped. Embedded color
-    profiles are ignored, as they are by every training pipeline we compare with.
+    Transparent images are put on white. The first frame of an animation is read. Values of more
+    than 8 bits are scaled by their range, not clipped. Embedded color profiles are ignored.
 
-    `at_least` lets JPEG files be decoded at 1/2, 1/4 or 1/8 of their size, as long as both sides
-    keep at least that many pixels: most of the work on a photograph far larger than the model's
-    input is otherwise thrown away by the next resize. Other formats ignore it. `name` is what
-    errors call a source that has no name of its own, such as bytes.
+    Args:
+        source: A path, the bytes of a file, or a file object in binary mode.
+        max_pixels: Larger images are refused before they are decoded.
+        at_least: Allows a JPEG file to be decoded at 1/2, 1/4 or 1/8 of its size, as long as both
+            sides keep at least this many pixels. This saves most of the work if the image is made
+            smaller afterwards. Other formats ignore it.
+        name: The name of the image in error messages, if the source has none.
+
+    Raises:
+        ImageError: If the source is missing, damaged, too large or of an unknown format.
+
+    Example:
+        >>> image = read_image("photo.jpg")
+        >>> image.mode
+        'RGB'
     """
     if max_pixels < 1 or (at_least is not None and at_least < 1):
         raise ValueError(
             f"max_pixels and at_least must be positive, not {max_pixels} and {at_least}."
         )
     label = name if name is not None else _label(source)
-    _hush_pillow()
+    _silence_pillow()
     try:
         with _stream(source, label) as stream:
             image = _open(stream, label)
             width, height = image.size
             if width * height > max_pixels:
                 raise ImageError(
-                    f"The picture {label} has {width} × {height} = {width * height:,} pixels, "
+                    f"The image {label} has {width} × {height} = {width * height:,} pixels, "
                     f"{max_pixels:,} are allowed: shrink it or raise max_pixels."
                 )
             if at_least is not None:
@@ -136,25 +143,36 @@ def read_image(
     except Exception as error:
         reason = str(error).strip().rstrip(".") or type(error).__name__
         raise ImageError(
-            f"The picture {label} is damaged or of an unsupported kind ({reason}): "
+            f"The image {label} is damaged or of an unsupported kind ({reason}): "
             "replace or remove it."
         ) from error
     if turn is not None:
         rgb = rgb.transpose(turn)
-    # An orientation tag left behind would make a later reader turn the picture again.
+    # An orientation tag left behind would make a later reader rotate the image again.
     rgb.info.clear()
     return rgb
 
 
 def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Path]:
-    """The picture files in a folder by their endings, sorted by path; hidden files are left out.
+    """Lists the image files in a folder by their endings, sorted by path, without hidden files.
 
-    Links to folders are followed, each folder once, so that a link to a parent ends the walk.
+    Links to folders are followed, but each folder is listed only once.
+
+    Args:
+        path: The folder.
+        recursive: Whether sub-folders are searched too.
+
+    Raises:
+        ImageError: If there is no such folder.
+
+    Example:
+        >>> [path.name for path in list_images(".")]
+        ['photo.jpg']
     """
     root = Path(path)
     if not root.is_dir():
         kind = "a file" if root.exists() else "missing"
-        raise ImageError(f"The folder of pictures {root} is {kind}: give an existing folder.")
+        raise ImageError(f"The image folder {root} is {kind}: give an existing folder.")
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(root, followlinks=True):
@@ -173,10 +191,18 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """An RGB picture as a float32 tensor [3, H, W] with values in [0, 1]."""
+    """Converts an RGB image to a float32 tensor [3, H, W] with values in [0, 1].
+
+    Raises:
+        ImageError: If the image is not in RGB.
+
+    Example:
+        >>> to_tensor(Image.new("RGB", (4, 2), "white")).shape
+        torch.Size([3, 2, 4])
+    """
     if image.mode != "RGB":
         raise ImageError(
-            f"A picture in mode {image.mode} was given, RGB is needed: use read_image()."
+            f"The image has mode {image.mode} but RGB is needed: open it with read_image."
         )
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     # Transposing bytes and widening afterwards moves a quarter of the memory.
@@ -193,7 +219,7 @@ def _label(source: ImageSource) -> str:
 
 @contextmanager
 def _stream(source: ImageSource, label: str) -> Iterator[IO[bytes]]:
-    """A seekable stream of the source, refusing what cannot hold a picture."""
+    """A seekable stream of the source, refusing what cannot hold an image."""
     if isinstance(source, str | os.PathLike):
         with _open_file(source, label) as file:
             yield file
@@ -203,12 +229,12 @@ def _stream(source: ImageSource, label: str) -> Iterator[IO[bytes]]:
         return
     if not hasattr(source, "read"):
         raise ImageError(
-            f"A picture cannot be read from {type(source).__name__}: "
+            f"An image cannot be read from {type(source).__name__}: "
             "give a path, bytes or a binary file."
         )
     data = source.read()
     if not isinstance(data, bytes):
-        raise ImageError(f"The picture {label} is open as text: open it in mode 'rb'.")
+        raise ImageError(f"The image {label} is open as text: open it in mode 'rb'.")
     yield io.BytesIO(data)
 
 
@@ -218,13 +244,13 @@ def _open_file(path: str | os.PathLike[str], label: str) -> IO[bytes]:
         # Opening a pipe would wait for ever.
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise ImageError(f"The picture {label} is {kind}: give the path of a file.")
+            raise ImageError(f"The image {label} is {kind}: give the path of a file.")
         return open(path, "rb")
     except FileNotFoundError as error:
-        raise ImageError(f"There is no picture {label}: check the path.") from error
+        raise ImageError(f"There is no image {label}: check the path.") from error
     except OSError as error:
         raise ImageError(
-            f"The picture {label} cannot be opened ({error.strerror}): "
+            f"The image {label} cannot be opened ({error.strerror}): "
             "check the path and its permissions."
         ) from error
 
@@ -232,7 +258,7 @@ def _open_file(path: str | os.PathLike[str], label: str) -> IO[bytes]:
 def _open(stream: IO[bytes], label: str) -> ImageFile.ImageFile:
     prefix = stream.read(16)
     if not prefix:
-        raise ImageError(f"The picture {label} is empty (0 bytes): replace or remove it.")
+        raise ImageError(f"The image {label} is empty (0 bytes): replace or remove it.")
     for format_ in _FORMATS:
         factory, accept = Image.OPEN[format_]
         # A plugin without its codec answers with a text instead of a bool.
@@ -240,7 +266,7 @@ def _open(stream: IO[bytes], label: str) -> ImageFile.ImageFile:
             stream.seek(0)
             return factory(stream, "")
     raise ImageError(
-        f"The file {label} is not a picture of a known format ({', '.join(sorted(_FORMATS))}): "
+        f"The file {label} is not an image of a known format ({', '.join(sorted(_FORMATS))}): "
         "convert or remove it."
     )
 
@@ -293,7 +319,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(gray.astype(np.uint8))
 
 
-def _hush_pillow() -> None:
+def _silence_pillow() -> None:
     """Put our filter in front again where somebody has replaced or overlaid the list since."""
-    if not warnings.filters or warnings.filters[0] != _HUSH:
+    if not warnings.filters or warnings.filters[0] != _SILENCE:
         warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bcosvit.data.dataset import SourceError, check_source, open_source
-from tests.data.made import color, folder, keys, png
+from tests.data.support import color, folder, keys, png
 
 
 def test_folder_with_train_and_val(tmp_path: Path) -> None:

@@ -1,16 +1,34 @@
-"""What a loader needs of a split, and what a split does about files that cannot be read."""
+"""Splits, unreadable files, registered kinds of data, and the labeled images of an evaluation."""
 
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from bcosvit.data.dataset import Skipped, SourceError, check_source, open_source, write_skipped
+from bcosvit.data.dataset import (
+    SOURCES,
+    LabeledImages,
+    Skipped,
+    Source,
+    SourceError,
+    SourceKind,
+    SourceOptions,
+    Split,
+    check_source,
+    labeled_images,
+    open_source,
+    register_source,
+    source_syntax,
+    write_skipped,
+)
+from bcosvit.data.scenes import Scenes
 from bcosvit.data.transforms import EvalTransform, TrainTransform
-from tests.data.made import folder, keys
+from bcosvit.registry import Registry
+from tests.data.support import Halves, folder, keys
 
 
 def spoil(root: Path, *names: str) -> None:
@@ -147,3 +165,110 @@ def test_a_split_is_a_sequence_and_can_be_pickled(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(train))
     assert [copy[i][2] for i in range(4)] == keys(train)
     assert repr(train) == "Split(4 images, transform=None)"
+
+
+# Kinds of data
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> Registry[SourceKind]:
+    """The registered kinds of data; what a test adds is removed afterwards."""
+    monkeypatch.setattr(SOURCES, "_items", dict(SOURCES._items))
+    return SOURCES
+
+
+def test_a_registered_kind_of_data_is_opened_and_listed(sources: Registry[SourceKind]) -> None:
+    @register_source("few", syntax="few:DATA")
+    def open_few(data: str, options: SourceOptions) -> Source:
+        source = open_source(data.removeprefix("few:"), seed=options.seed)
+        return replace(source, name=data, train=source.train.select(range(3)))
+
+    source = open_source("few:scenes?size=32&train=9&val=8", seed=4)
+    assert keys(source.train) == [f"scenes/train/{i}" for i in range(3)]
+    assert source.train[0][0] == open_source("scenes?size=32", seed=4).train[0][0]
+    assert "few:DATA" in source_syntax()
+    with pytest.raises(SourceError, match="few:DATA"):
+        open_source("nowhere")
+
+
+def test_the_kind_registered_last_is_asked_first(
+    tmp_path: Path, sources: Registry[SourceKind]
+) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "list.csv").touch()
+
+    @register_source("csv", syntax="a folder with list.csv", matches=has_list)
+    def open_csv(data: str, options: SourceOptions) -> Source:
+        return open_source("scenes?size=32&train=8&val=8")
+
+    assert open_source(tmp_path).name.startswith("scenes")
+    with pytest.raises(ValueError, match="'folder' already"):
+        register_source("folder", syntax="a folder")(open_csv)
+
+
+def has_list(data: str | Path) -> bool:
+    return Path(data, "list.csv").exists()
+
+
+# Labeled images
+
+SCENES = "scenes?size=32&train=8&val=40"
+
+
+def test_labels_are_matched_by_name() -> None:
+    source = open_source(SCENES)
+    names = tuple(reversed((*source.classes, "unicorn")))
+    images = labeled_images(source, "val", names, EvalTransform(16))
+    assert [names[images[i][1]] for i in range(9)] == [source.classes[i % 8] for i in range(9)]
+    with pytest.raises(ValueError, match="'ladybird' that the model does not know"):
+        labeled_images(source, "val", ("lemon", "unicorn"), EvalTransform(16))
+
+
+def test_labels_are_positions_where_the_model_has_no_names() -> None:
+    source = open_source(SCENES)
+    images = labeled_images(source, "val", None, EvalTransform(16), num_classes=9)
+    assert [images[i][1] for i in range(9)] == [*range(8), 0]
+    with pytest.raises(ValueError, match=r"8 classes .*knows 5"):
+        labeled_images(source, "val", None, EvalTransform(16), num_classes=5)
+
+
+def test_splits_and_limits_of_labeled_images() -> None:
+    source = open_source(SCENES)
+
+    def images(split: str) -> LabeledImages:
+        return labeled_images(source, split, source.classes, EvalTransform(16))
+
+    assert [len(images(split)) for split in ("val", "train", "all")] == [40, 8, 48]
+    with pytest.raises(ValueError, match="val, train, all"):
+        images("test")
+    few = images("all").limit(6, seed=1)
+    every = [key for _, _, key in images("all")]
+    found = [key for _, _, key in few]
+    assert len(few) == 6
+    assert found == sorted(found, key=every.index)
+    assert found != [key for _, _, key in images("all").limit(6, seed=2)]
+    assert few.num_classes() == len({label for _, label, _ in few})
+    with pytest.raises(ValueError, match="limit is 0"):
+        images("val").limit(0)
+
+
+def test_masks_are_cropped_as_the_images_are(tmp_path: Path) -> None:
+    split = Split(Halves(9))
+    source = Source(name="halves", classes=Scenes.classes, train=split, val=split)
+    mask = labeled_images(source, "val", source.classes, EvalTransform(16)).masks()
+    assert mask is not None
+    assert mask(2) is None
+    expected = torch.zeros(16, 16, dtype=torch.bool)
+    expected[:, :8] = True
+    assert torch.equal(mask(0), expected)
+    folder(tmp_path, {"a": 2, "b": 2})
+    plain = open_source(tmp_path)
+    assert labeled_images(plain, "val", None, EvalTransform(16)).masks() is None
+
+
+def test_unreadable_images_of_an_evaluation_are_listed(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 10, "b": 10})
+    images = labeled_images(open_source(tmp_path), "train", None, EvalTransform(16))
+    spoil(tmp_path, images.splits[0].key(3))
+    assert images[3][2] == images.splits[0].key(4)
+    assert [item.key for item in images.skipped()] == [images.splits[0].key(3)]

@@ -4,9 +4,11 @@ import io
 import tarfile
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from bcosvit.data.dataset import Split
+from bcosvit.data.scenes import Scenes
 
 
 def color(number: int) -> tuple[int, int, int]:
@@ -47,3 +49,23 @@ def keys(split: Split) -> list[str]:
 def class_folders(prefix: str, counts: dict[str, int], start: int = 0) -> dict[str, bytes]:
     names = [f"{prefix}{c}/{i}.png" for c, n in counts.items() for i in range(n)]
     return {name: png(start + i) for i, name in enumerate(names)}
+
+
+class Halves:
+    """Scenes whose objects fill the left half and are unknown in every third image."""
+
+    drawn = True
+
+    def __init__(self, length: int) -> None:
+        self.scenes = Scenes("val", size=32, length=length)
+        self.key, self.label, self.image = self.scenes.key, self.scenes.label, self.scenes.image
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def mask(self, index: int) -> np.ndarray | None:
+        if index % 3 == 2:
+            return None
+        mask = np.zeros((32, 32), np.bool_)
+        mask[:, :16] = True
+        return mask
