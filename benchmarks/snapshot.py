@@ -22,7 +22,7 @@ import torch
 import bcosvit
 from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
-from bcosvit.models.pretrained import shipped
+from bcosvit.models.hub import shipped
 from bcosvit.predictor import Predictor
 from bcosvit.train import Machines, Recipe, train
 

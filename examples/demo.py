@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bcosvit.attribution import method_title
 from bcosvit.data.scenes import Scenes
-from bcosvit.models.pretrained import DEFAULT
+from bcosvit.models.hub import DEFAULT
 from bcosvit.report.evaluate import REPORT, evaluate_weights
 from bcosvit.report.explain import explain_pictures
 from bcosvit.report.html import Html, element, figure, foot, page, paragraph, picture, table

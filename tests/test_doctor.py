@@ -24,7 +24,7 @@ def bare(tmp_path, monkeypatch):
     shelf = tmp_path / "shelf"
     write_weights(shelf / f"{bcosvit.doctor.DEFAULT}.safetensors")
     monkeypatch.setattr(bcosvit.doctor, "FOLDER", shelf)
-    monkeypatch.setattr("bcosvit.models.pretrained.FOLDER", shelf)
+    monkeypatch.setattr("bcosvit.models.hub.FOLDER", shelf)
     monkeypatch.setattr(bcosvit.doctor, "find_spec", lambda name: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = tmp_path / "cache/bcosvit/weights/0/m.safetensors"

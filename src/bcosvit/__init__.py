@@ -8,7 +8,6 @@ from bcosvit.models import (
     DenseNetConfig,
     ModelConfig,
     StemConfig,
-    bcosify,
     create_model,
     features,
     list_models,
@@ -17,6 +16,7 @@ from bcosvit.models import (
     resize_prior,
     save,
 )
+from bcosvit.models.bcosify import bcosify
 from bcosvit.nn import explaining, frozen_view
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bcosvit.files import cache_folder
-from bcosvit.models.pretrained import DEFAULT, FOLDER, shipped
+from bcosvit.models.hub import DEFAULT, FOLDER, shipped
 
 CORE = ("torch", "torchvision", "numpy", "pillow", "safetensors", "matplotlib", "typer", "rich")
 

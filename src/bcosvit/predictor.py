@@ -21,11 +21,10 @@ from bcosvit.attribution.base import resolve_target
 from bcosvit.data.images import read_image
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.messages import and_more
-from bcosvit.models.base import AnyModel
-from bcosvit.models.card import CLASSES_KEY, RUN_KEY
-from bcosvit.models.config import to_dict
-from bcosvit.models.pretrained import DEFAULT, locate
-from bcosvit.models.weights import load, read_metadata
+from bcosvit.models.base import AnyModel, load
+from bcosvit.models.hub import DEFAULT, locate
+from bcosvit.models.registry import to_dict
+from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, read_metadata
 from bcosvit.nn import prepared_view
 
 __all__ = ["Explanation", "Predictor", "choose_device", "confidence", "log_odds"]
@@ -201,7 +200,7 @@ class Predictor:
         Returns:
             The predictor. Training ``model`` further does not change it.
         """
-        height, width = getattr(model.config, "image_size", (224, 224))
+        height, width = model.config.image_size
         if height != width:
             raise ValueError(
                 f"The model takes pictures of {width}×{height} pixels, but only squares are "
@@ -228,10 +227,7 @@ class Predictor:
 
     def describe(self) -> str:
         """Describes the model in words: family, kind, classes and input."""
-        config, size = self.model.config, self.transform.image_size
-        family = "B-cos" if config.family == "bcos" else "Conventional"
-        kind = "vision transformer" if hasattr(config, "depth") else "DenseNet"
-        return f"{family} {kind}, {config.num_classes} classes, {size}×{size} pixels"
+        return self.model.config.describe()
 
     def methods(self, names: str | None = None) -> tuple[str, ...]:
         """Chooses explanation methods for this model.

@@ -42,14 +42,16 @@ class Registry(Generic[T]):
         self.kind = kind
         self.group = group
         self._items: dict[str, T] = {}
+        self._origins: dict[str, object] = {}
         self._loaded = group is None
 
-    def register(self, name: str) -> Callable[[R], R]:
+    def register(self, name: str, *, origin: object = None) -> Callable[[R], R]:
         """Returns a decorator that registers what it decorates, and changes nothing about it.
 
         Args:
             name: The name under which the item is found. Only a newer definition of the same class
                 or function, as after reloading its module, may take a name again.
+            origin: The class or function that an item stands for, where it is neither itself.
 
         Returns:
             The decorator.
@@ -64,7 +66,8 @@ class Registry(Generic[T]):
             )
 
         def decorate(item: R) -> R:
-            if name in self._items and _origin(self._items[name]) != _origin(item):
+            where = _qualified_name(item if origin is None else origin)
+            if self._origins.setdefault(name, where) != where:
                 raise ValueError(f"There is a {self.kind} {name!r} already; give another name.")
             self._items[name] = item  # type: ignore[assignment]
             return item
@@ -137,8 +140,8 @@ class Registry(Generic[T]):
         return self._items
 
 
-def _origin(item: object) -> object:
-    """Where an item was defined, so that a reloaded module may register its items again."""
+def _qualified_name(item: object) -> object:
+    """Where an item was defined; built-in values are their own origin."""
     named = item if hasattr(item, "__qualname__") else type(item)
     where = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
     return where if where[0] not in (None, "builtins") else item

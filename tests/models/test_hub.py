@@ -1,224 +1,216 @@
-"""Models as repositories and as torch.hub entries, their heads replaced, their stages in sight."""
+"""Weights by name and by address: each way leads to the same file, or to one sentence."""
 
-import json
+import functools
+import hashlib
+import http.server
 import sys
-from pathlib import Path
-from types import SimpleNamespace
+import threading
 
 import huggingface_hub
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from bcosvit import DenseNetConfig, create_model, explain, load
-from bcosvit.models import Classifier, DenseNet, VisionTransformer, features
+from bcosvit import create_model, load, save
+from bcosvit.cli import app
+from bcosvit.files import cache_folder
+from bcosvit.models import hub
+from bcosvit.models.hub import DEFAULT, locate, shipped
+from bcosvit.models.published import load_backbone
 from bcosvit.models.weights import read_metadata
-from tests.attribution.test_exactness import check
 from tests.conftest import randomize, small_config, tiny_config
-
-ROOT = Path(__file__).parents[2]
-DENSE = {"growth": 2, "blocks": (2, 1), "stem_width": 4, "bottleneck": 2, "num_classes": 6}
-NOTES = {"bcosvit.classes": json.dumps(["cat", "dog"]), "bcosvit.run": '{"accuracy": 0.5}'}
+from tests.report.support import write_pictures, write_weights
 
 
 @pytest.fixture
-def small():
-    return randomize(create_model(small_config(num_classes=2))).eval()
+def weights(tmp_path):
+    """A file whose name must be quoted in an address."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    path = folder / "a model.safetensors"
+    save(randomize(create_model(small_config())), path)
+    return path
 
 
-def test_a_folder_and_back(small, tmp_path):
-    small.save_pretrained(tmp_path / "m", metadata=NOTES, pictures={"map.png": b"png"})
-    files = {path.name for path in (tmp_path / "m").iterdir()}
-    assert files == {"model.safetensors", "config.json", "README.md", "map.png"}
-    assert json.loads((tmp_path / "m/config.json").read_text())["config"]["num_classes"] == 2
-    card = (tmp_path / "m/README.md").read_text("utf-8")
-    assert card.startswith("---\nlibrary_name: bcosvit\n")
-    for said in ("(map.png)", "2: cat, dog", "50.00%", "16×16 pixels", "bcosvit.explain"):
-        assert said in card
-    assert NOTES.items() <= read_metadata(tmp_path / "m/model.safetensors").items()
-    x = torch.rand(1, 3, 16, 16)
-    for twin in (
-        Classifier.from_pretrained(tmp_path / "m"),
-        VisionTransformer.from_pretrained(str(tmp_path / "m")),
-        Classifier.from_pretrained(tmp_path / "m/model.safetensors"),
-    ):
-        assert torch.equal(twin(x), small(x))
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "bcosvit" / "weights"
 
 
-def test_the_wrong_class(small, tmp_path):
-    small.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds a VisionTransformer, not a DenseNet"):
-        DenseNet.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="so it has no revision"):
-        Classifier.from_pretrained(tmp_path / "model.safetensors", revision="v1")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"no weights file .*model.safetensors"):
-        Classifier.from_pretrained(tmp_path / "empty")
+@pytest.fixture
+def asked(weights):
+    """A server on loopback for the folder of ``weights``; what it was asked for, its port first."""
+    found = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            found.append(self.path)
+
+    handler = functools.partial(Handler, directory=weights.parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found.append(server.server_port)
+        yield found
+        server.shutdown()
 
 
-def test_from_a_repository(small, tmp_path, monkeypatch):
-    small.save_pretrained(tmp_path)
+def sum_of(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def address(asked, weights, digest=None) -> str:
+    name = weights.name.replace(" ", "%20")
+    return f"http://127.0.0.1:{asked[0]}/{name}#sha256={digest or sum_of(weights)}"
+
+
+def same(model, weights) -> bool:
+    other = load(weights).state_dict()
+    return all(torch.equal(tensor, other[key]) for key, tensor in model.state_dict().items())
+
+
+def test_an_address_is_fetched_once(asked, weights, cache):
+    where = address(asked, weights)
+    assert same(load(where), weights)
+    assert read_metadata(where) == read_metadata(weights)
+    assert asked[1:] == ["/a%20model.safetensors"]
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == [weights.name]
+    assert cache == cache_folder("weights")
+
+
+def test_what_was_cached_and_then_damaged_is_fetched_again(asked, weights):
+    where = address(asked, weights)
+    with locate(where).open("r+b") as file:
+        file.write(b"damaged")
+    assert same(load(where), weights)
+    assert len(asked[1:]) == 2
+
+
+@pytest.mark.parametrize("ending", ["", "#", "#sha256=", "#sha256=12ab", "#md5=" + "0" * 64])
+def test_an_address_must_say_its_sum(ending):
+    with pytest.raises(ValueError, match="append #sha256= and the 64"):
+        load("https://example.invalid/model.safetensors" + ending)
+
+
+def test_another_file_than_asked_for_is_refused(asked, weights, cache):
+    with pytest.raises(ValueError, match=f"{'0' * 64}.*{sum_of(weights)}"):
+        load(address(asked, weights, "0" * 64))
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_what_cannot_be_fetched(asked, weights, cache):
+    missing = address(asked, weights).replace("model", "nothing")
+    with pytest.raises(ValueError, match=r"cannot be downloaded \(HTTP Error 404"):
+        load(missing)
+    with pytest.raises(ValueError, match="ftp:// is not known here; give a path"):
+        load("ftp://example.invalid/model.safetensors")
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_file_addresses(weights):
+    assert same(load(weights.as_uri()), weights)
+    assert same(load(f"{weights.as_uri()}#sha256={sum_of(weights)}"), weights)
+    with pytest.raises(ValueError, match="not the one in"):
+        load(f"{weights.as_uri()}#sha256={'0' * 64}")
+    with pytest.raises(ValueError, match="no weights file"):
+        load(weights.as_uri() + "x")
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("hf://me/cats", ("me/cats", "model.safetensors", None)),
+        ("hf://me/cats@v1.0", ("me/cats", "model.safetensors", "v1.0")),
+        ("hf://me/cats@refs%2Fpr%2F1/a/b.safetensors", ("me/cats", "a/b.safetensors", "refs/pr/1")),
+        ("hf://me/cats/b.safetensors", ("me/cats", "b.safetensors", None)),
+    ],
+)
+def test_hub_addresses(monkeypatch, weights, where, call):
     calls = []
 
-    def download(*arguments, **options):
-        calls.append((*arguments, options["revision"], options["token"]))
-        return str(tmp_path / "model.safetensors")
+    def download(repo_id, filename, *, revision=None, token=None):
+        calls.append((repo_id, filename, revision))
+        return str(weights)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    twin = Classifier.from_pretrained("me/cats", revision="v1", token="secret")
-    assert calls == [("me/cats", "model.safetensors", "v1", "secret")]
-    x = torch.rand(1, 3, 16, 16)
-    assert torch.equal(twin(x), small(x))
+    assert same(load(where), weights)
+    assert calls == [call]
 
 
-class Api:
-    """Stands in for the hub: what was asked of it, and what it was given."""
-
-    calls: list
-
-    def __init__(self, token=None):
-        self.calls.append(("token", token))
-
-    def create_repo(self, *, repo_id, private, exist_ok):
-        self.calls.append(("repo", repo_id, private, exist_ok))
-        return SimpleNamespace(repo_id=f"me/{repo_id}")
-
-    def create_branch(self, *, repo_id, branch, exist_ok):
-        self.calls.append(("branch", repo_id, branch, exist_ok))
-
-    def upload_folder(self, *, repo_id, folder_path, commit_message, revision, create_pr):
-        names = sorted(path.name for path in Path(folder_path).iterdir())
-        self.calls.append(("upload", repo_id, names, commit_message, revision, create_pr))
-        return SimpleNamespace(commit_url="https://hub/commit")
-
-
-def test_pushing(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    names = ["README.md", "config.json", "model.safetensors"]
-    monkeypatch.setattr(Api, "calls", [], raising=False)
-    assert small.push_to_hub("cats", private=True, branch="b") == "https://hub/commit"
-    assert Api.calls == [
-        ("token", None),
-        ("repo", "cats", True, True),
-        ("branch", "me/cats", "b", True),
-        ("upload", "me/cats", names, "Add model", "b", None),
-    ]
-    Api.calls.clear()
-    small.save_pretrained(tmp_path / "dogs", push_to_hub=True, commit_message="New")
-    assert Api.calls[-1] == ("upload", "me/dogs", names, "New", None, None)
+def test_hub_mistakes(monkeypatch):
+    for where in ("hf://cats", "hf://", "hf://me/cats@/x"):
+        with pytest.raises(ValueError, match=r"write hf://OWNER/REPOSITORY"):
+            locate(where)
+    # The library's own refusal, without a network: names begin with a letter or digit.
+    with pytest.raises(ValueError, match=r"model.safetensors of -/- cannot be downloaded"):
+        locate("hf://-/-")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"pip install 'bcosvit\[hub\]'"):
-        small.push_to_hub("cats")
+        locate("hf://me/cats")
 
 
-CONFIGS = {
-    "B-cos ViT": small_config(position="emb"),
-    "on a DenseNet": tiny_config(),
-    "conventional": small_config(family="conventional"),
-    "v1": DenseNetConfig(flavor="v1", **DENSE),
-    "v2": DenseNetConfig(flavor="v2", **DENSE),
-    "torchvision": DenseNetConfig(flavor="conventional", **DENSE),
-}
+def test_a_backbone_comes_by_address_too(asked, weights):
+    dense = create_model(tiny_config().backbone)
+    path = weights.with_name("dense.pth")
+    torch.save(randomize(dense).state_dict(), path)
+    model = create_model(tiny_config())
+    load_backbone(model, address(asked, path))
+    assert torch.equal(model.tokenizer.backbone.conv0.weight, dense.features.conv0.weight)
 
 
-def pixels(config) -> torch.Tensor:
-    side = 32 if isinstance(config, DenseNetConfig) else config.image_size[0]
-    return torch.rand(2, 3, side, side, dtype=torch.float64)
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Stands in for the folder of shipped weights."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    monkeypatch.setattr(hub, "FOLDER", folder)
+    return folder
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_new_head(config):
-    model = randomize(create_model(config)).double().eval()
-    x = pixels(config)
-    if config.family == "bcos":
-        explain(model, x)
-    body = model.forward_features(x)
-    model.reset_classifier(4)
-    assert model.config.num_classes == 4
-    assert model(x).shape == (2, 4)
-    assert torch.equal(model.forward_features(x), body)
-    # As a model that was made for so many classes, its bias included.
-    made = create_model(config, num_classes=4, logit_bias=None)
-    assert made.config == model.config
-    assert repr(made) == repr(model)
-    head = model.get_classifier().weight
-    assert head.shape == made.get_classifier().weight.shape
-    assert head.dtype == torch.float64
+def test_shipped_names(shelf, monkeypatch):
+    assert shipped() == ()
+    with pytest.raises(ValueError, match=f"no weights file for the default model {DEFAULT}"):
+        load(DEFAULT)
+    write_weights(shelf / f"{DEFAULT}.safetensors")
+    write_weights(shelf / "another.safetensors")
+    (shelf / "another.md").write_text("# A card")
+    assert shipped() == ("another", DEFAULT)
+    assert same(load("another"), shelf / "another.safetensors")
+    with pytest.raises(ValueError, match=f"or a shipped model: another, {DEFAULT}"):
+        load("anther")
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS.values() if c.family == "bcos"])
-def test_explanations_are_of_the_new_head(config):
-    model = randomize(create_model(config)).double().eval()
-    x = pixels(config)
-    explain(model, x)
-    model.reset_classifier(4)
-    found = explain(model, x, "all")
-    assert (found.completeness_error() < 1e-9 * found.map.abs().sum((-2, -1))).all()
-    # A head of zeros leaves nothing: it is the new one that the explanation went through.
-    torch.nn.init.zeros_(model.get_classifier().weight)
-    assert (explain(model, x).map == 0).all()
+def test_training_starts_from_a_shipped_model(shelf):
+    from bcosvit.train.initialize import config_in, initialize
+
+    write_weights(shelf / "another.safetensors", classes=None)
+    model = create_model(config_in("another"))
+    assert initialize(model, "another") == "The model starts from another."
+    assert same(model, shelf / "another.safetensors")
 
 
-def test_w_is_still_the_product_of_dynamic_matrices():
-    """Which completeness alone does not prove."""
-    gains = {"gain": 1.0, "prior_gain": 4.0, "feature_scale": 2.0, "logit_scale": 0.5}
-    model = randomize(create_model(tiny_config(tap=1, **gains))).double().eval()
-    explain(model, torch.rand(1, 3, 32, 32, dtype=torch.float64))
-    model.reset_classifier(4)
-    check(model, "v1", 1)
+def test_a_folder(weights, tmp_path):
+    load(weights).save_pretrained(tmp_path / "folder")
+    assert same(load(tmp_path / "folder"), weights)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no weights file .*empty/model.safetensors; give a path"):
+        load(tmp_path / "empty")
 
 
-def test_a_chosen_bias_stays():
-    model = create_model(DenseNetConfig(flavor="v2", logit_bias=-1.5, **DENSE))
-    model.reset_classifier(4)
-    assert model.logit.bias == -1.5
-    with pytest.raises(ValueError, match="num_classes = 0"):
-        model.reset_classifier(0)
-    assert model.config.num_classes == 4
+def test_explain_needs_no_weights(shelf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "pictures", 1)
+    result = CliRunner().invoke(app, ["explain", "pictures"])
+    assert "no weights file for the default model" in str(result.exception)
+    write_weights(shelf / f"{DEFAULT}.safetensors")
+    result = CliRunner().invoke(app, ["explain", "pictures"])
+    assert result.exit_code == 0, result.output
+    assert DEFAULT in (tmp_path / "report.html").read_text("utf-8")
 
 
-def test_the_head_trains_where_the_model_does(small):
-    small.train().reset_classifier(3)
-    assert small.get_classifier().training
-    small(torch.rand(2, 3, 16, 16)).sum().backward()
-    assert small.head.weight.grad is not None
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_maps_of_every_stage(config):
-    model = randomize(create_model(config)).double().eval()
-    x = pixels(config)
-    stages = features(model)
-    maps, info = stages(x), stages.feature_info
-    assert [list(m.shape) for m in maps] == [
-        [2, width, x.shape[2] // reduction, x.shape[3] // reduction]
-        for width, reduction in zip(info.channels(), info.reduction(), strict=True)
-    ]
-    # Each is what the module it names gives.
-    for name, found in zip(info.module_name(), maps, strict=True):
-        given = []
-        hook = model.get_submodule(name).register_forward_hook(lambda *a, to=given: to.append(a[2]))
-        model(x)
-        hook.remove()
-        expected = given[0] if found.shape == given[0].shape else given[0].transpose(1, 2)
-        assert torch.equal(found.flatten(), expected.flatten())
-
-
-def test_the_last_map_is_what_the_head_averages(small):
-    x = torch.rand(2, 3, 16, 16)
-    last = features(small)(x)[-1]
-    assert torch.equal(last.flatten(2).transpose(1, 2), small.forward_features(x))
-    logits = small.logit(small.head(small.forward_features(x).mean(1)))
-    assert torch.equal(logits, small(x))
-    with pytest.raises(ValueError, match="Linear is no model of bcosvit"):
-        features(torch.nn.Linear(1, 1))
-
-
-def test_torch_hub(small, tmp_path):
-    small.save_pretrained(tmp_path)
-    made = torch.hub.load(
-        str(ROOT), "create_model", "bcos_vit_ti_13", source="local", num_classes=3, depth=1
-    )
-    assert made.config.num_classes == 3
-    path = str(tmp_path / "model.safetensors")
-    x = torch.rand(1, 3, 16, 16)
-    assert torch.equal(torch.hub.load(str(ROOT), "load", path, source="local")(x), load(path)(x))
+def test_what_is_shipped_is_complete():
+    """Every shipped model has a card, loads, and the default is among them where any is."""
+    for name in shipped():
+        assert (hub.FOLDER / f"{name}.md").read_text("utf-8").startswith("#")
+        assert not load(name).training
+    assert DEFAULT in shipped() or not shipped()

@@ -10,6 +10,7 @@ from bcosvit import create_model, load
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
 from bcosvit.cli import app
 from bcosvit.models import DenseNetConfig, published
+from bcosvit.models.published import from_published
 from tests.conftest import randomize
 from tests.models.test_weights import authors_v1
 from tests.reference import dynamic
@@ -58,7 +59,7 @@ def test_the_peer_agrees_with_the_equations():
         norm_layer=norms.NoBias(norms.BatchNormUncentered2d),
     )
     randomize(peer)
-    state = {published.our_name(k): t.double() for k, t in peer.state_dict().items()}
+    state = {published.current_key(k): t.double() for k, t in peer.state_dict().items()}
     encoded = torch.rand(1, 6, 32, 32, dtype=torch.float64)
     theirs = published.peer_features(state, encoded, 2)
     written = published.published_features(state, encoded, 2, "v2")
@@ -67,7 +68,7 @@ def test_the_peer_agrees_with_the_equations():
 
 def test_v1(tmp_path, images):
     torch.save(authors_v1(create_model(DenseNetConfig(**THIN))), tmp_path / "state_dict.pkl")
-    model, found = published.bcosify(
+    model, found = from_published(
         tmp_path / "state_dict.pkl", "bcos_vit_ti_38", images, **options("v1")
     )
     assert found.flavor == "v1"
@@ -82,7 +83,7 @@ def test_v2(tmp_path, images, monkeypatch, installed):
     torch.save(thin("v2"), tmp_path / "v2.pth")
     if not installed:
         monkeypatch.setattr(published, "find_spec", lambda name: None)
-    _, found = published.bcosify(tmp_path / "v2.pth", "bcos_vit_ti_38", images, **options("v2"))
+    _, found = from_published(tmp_path / "v2.pth", "bcos_vit_ti_38", images, **options("v2"))
     assert found.flavor == "v2"
     assert ("PyPI's bcos" in found.compared_with) == installed
     assert found.error < 1e-12
@@ -98,22 +99,22 @@ def test_another_function_is_noticed(tmp_path, images, monkeypatch):
         return []
 
     monkeypatch.setattr(published, "load_backbone", swapped)
-    _, found = published.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v1"))
+    _, found = from_published(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v1"))
     assert found.error > 1e-2
 
 
 def test_what_is_no_bcos_densenet(tmp_path, images):
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match="holds no DenseNet"):
-        published.bcosify(tmp_path / "other.pth", "bcos_vit_ti_38", images)
+        from_published(tmp_path / "other.pth", "bcos_vit_ti_38", images)
     torch.save({"features.conv0.weight": torch.zeros(4, 3, 7, 7)}, tmp_path / "conventional.pth")
     with pytest.raises(ValueError, match="takes 3 channels, so it is no B-cos DenseNet"):
-        published.bcosify(tmp_path / "conventional.pth", "bcos_vit_ti_38", images)
+        from_published(tmp_path / "conventional.pth", "bcos_vit_ti_38", images)
     torch.save(thin("v1"), tmp_path / "v1.pth")
     with pytest.raises(ValueError, match="bcos_densenet121 has no option 'backbone'"):
-        published.bcosify(tmp_path / "v1.pth", "bcos_densenet121", images)
+        from_published(tmp_path / "v1.pth", "bcos_densenet121", images)
     with pytest.raises(ValueError, match="is of flavor v1"):
-        published.bcosify(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v2"))
+        from_published(tmp_path / "v1.pth", "bcos_vit_ti_38", images, **options("v2"))
 
 
 def test_the_command(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ HALVES = [torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_linear_is_the_equation(b, m):
     x, weight = torch.randn(7, 5, dtype=torch.float64), torch.randn(4 * m, 5, dtype=torch.float64)
-    y = bcos_linear(x, unit_rows(weight), b=b, m=m, scale=1.7)
+    y = bcos_linear(x, unit_rows(weight), b=b, maxout=m, scale=1.7)
     for sample, out in zip(x.numpy(), y.numpy(), strict=True):
         expected = bcos_rows(sample, weight.numpy(), b, m, 1.7, 1e-6) @ sample
         np.testing.assert_allclose(out, expected, rtol=1e-10)
@@ -29,7 +29,7 @@ def test_gradients_are_those_of_the_equation(b):
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x, weight: bcos_linear(x, unit_rows(weight), b=b, m=2, scale=0.5), (x, weight)
+        lambda x, weight: bcos_linear(x, unit_rows(weight), b=b, maxout=2, scale=0.5), (x, weight)
     )
 
 

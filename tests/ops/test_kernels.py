@@ -78,7 +78,7 @@ def test_scale(dtype, m, b, frozen, seed):
     norm = random(3, 7, 1, dtype=dtype).abs() + 9
     check(
         lambda backend, u, n: bcos_scale(
-            u, n.to(torch.promote_types(n.dtype, torch.float32)), b=b, m=m, scale=1.7,
+            u, n.to(torch.promote_types(n.dtype, torch.float32)), b=b, maxout=m, scale=1.7,
             frozen=frozen, backend=backend,
         ),
         [units, norm],
@@ -94,7 +94,9 @@ def test_linear(dtype, m, b, frozen, seed):
     x = random(3, 7, 13, dtype=dtype)
     weight = unit_rows(random(5 * m, 13, dtype=dtype))
     check(
-        lambda backend, *t: bcos_linear(*t, b=b, m=m, scale=1.7, frozen=frozen, backend=backend),
+        lambda backend, *t: bcos_linear(
+            *t, b=b, maxout=m, scale=1.7, frozen=frozen, backend=backend
+        ),
         [x, weight],
         seed,
     )
@@ -104,13 +106,13 @@ def test_linear(dtype, m, b, frozen, seed):
 def test_linear_shapes(shape, seed):
     rows, outputs, inputs = shape
     x, weight = random(rows, inputs, dtype=torch.float32), opposed(outputs, 2, inputs)
-    check(lambda backend, *t: bcos_linear(*t, m=2, backend=backend), [x, weight], seed)
+    check(lambda backend, *t: bcos_linear(*t, maxout=2, backend=backend), [x, weight], seed)
 
 
 def test_linear_strides(seed):
     x = random(13, 6, 5, dtype=torch.float32).permute(2, 1, 0)
     weight = opposed(4, 2, 13).T.contiguous().T
-    check(lambda backend, *t: bcos_linear(*t, m=2, backend=backend), [x, weight], seed)
+    check(lambda backend, *t: bcos_linear(*t, maxout=2, backend=backend), [x, weight], seed)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -127,9 +129,9 @@ def test_fused_product(dtype, m, b, frozen, seed, monkeypatch):
 
     def run(backend, x, weight):
         if backend == "reference":
-            return bcos_linear(x, weight, b=b, m=m, scale=1.7, frozen=frozen, backend=backend)
+            return bcos_linear(x, weight, b=b, maxout=m, scale=1.7, frozen=frozen, backend=backend)
         norm = row_norms(x, b, 1e-6, frozen)
-        return triton.product(x, weight, norm, b=b, m=m, scale=1.7, frozen=frozen)[0]
+        return triton.product(x, weight, norm, b=b, maxout=m, scale=1.7, frozen=frozen)[0]
 
     check(run, [random(3, 37, 40, dtype=dtype), opposed(48, m, 40).to(dtype)], seed)
 
@@ -146,7 +148,7 @@ def test_mlp(fused, m, b, frozen, seed, monkeypatch):
     if DEVICE == "cpu":
         monkeypatch.setattr(triton, "TILES", triton.Tiles(32, 64, 32, 4, 2))
     monkeypatch.setattr(triton, "fuses", lambda x, weight, m: fused)
-    by = {"b": b, "m": m, "scale": 1.7, "eps": 1e-6}
+    by = {"b": b, "maxout": m, "scale": 1.7, "eps": 1e-6}
     weights = [opposed(80, m, 24).to(dtype), opposed(16, m, 80).to(dtype)]
     check(
         lambda backend, x, up, down: bcos_mlp(x, up, down, by, by, frozen=frozen, backend=backend),
@@ -163,7 +165,9 @@ def test_conv(window, m, groups, seed):
     x = random(2, 4, 9, 8, dtype=torch.float32)
     weight = unit_rows(random(6 * m, 4 // groups, 3, 3, dtype=torch.float32))
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    check(lambda backend, *t: bcos_conv2d(*t, m=m, **options, backend=backend), [x, weight], seed)
+    check(
+        lambda backend, *t: bcos_conv2d(*t, maxout=m, **options, backend=backend), [x, weight], seed
+    )
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -203,7 +207,7 @@ def test_several_classes_at_once(seed):
     """The adjoint of several outputs in one pass equals one pass each."""
     x = random(6, 16, dtype=torch.float32).requires_grad_()
     weight = unit_rows(random(96, 16, dtype=torch.float32))
-    value = bcos_linear(x, weight, m=2, frozen=True, backend="triton").view(1, 3, 6, 16)
+    value = bcos_linear(x, weight, maxout=2, frozen=True, backend="triton").view(1, 3, 6, 16)
     query, key = (random(1, 3, 6, 16, dtype=torch.float32) for _ in range(2))
     prior = random(3, 6, 6, dtype=torch.float32)
     out = prior_attention(query, key, value, prior, kind="mul", frozen=True, backend="triton")
@@ -217,7 +221,7 @@ def test_a_zero_input_has_a_zero_output_and_finite_gradients(seed):
     x = torch.zeros(3, 8, device=DEVICE, requires_grad=True)
     weight = unit_rows(random(8, 8, dtype=torch.float32)).requires_grad_()
     for b in (1, 1.5, 2, 2.5):
-        out = bcos_linear(x, weight, b=b, m=2, backend="triton")
+        out = bcos_linear(x, weight, b=b, maxout=2, backend="triton")
         assert (out == 0).all()
         for grad in torch.autograd.grad(out.sum(), (x, weight)):
             assert grad.isfinite().all()
@@ -257,7 +261,7 @@ def test_traced_and_launched_agree(seed):
     prior, weight = random(2, 20, 20, dtype=torch.float32), opposed(16, 2, 16)
 
     def run(query, key, value, prior, weight):
-        value = bcos_linear(value, weight, m=2, backend="triton")
+        value = bcos_linear(value, weight, maxout=2, backend="triton")
         return prior_attention(query, key, value, prior, kind="mul", backend="triton")
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")

@@ -28,8 +28,7 @@ from bcosvit.attribution.base import (
     resolve_target,
 )
 from bcosvit.models.base import AnyModel
-from bcosvit.models.conventional import GeluMLP
-from bcosvit.models.vit import Block, VisionTransformer
+from bcosvit.models.vit import Block, GeluMLP, VisionTransformer
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.views import unwrapped, view
 from bcosvit.ops import attention_matrix

@@ -37,14 +37,14 @@ def bcosify(
 
     from bcosvit.data.images import to_tensor
     from bcosvit.data.scenes import Scenes
-    from bcosvit.models.published import bcosify as start
-    from bcosvit.models.weights import save
+    from bcosvit.models.base import save
+    from bcosvit.models.published import from_published
     from bcosvit.settings import parse_settings
 
     torch.manual_seed(seed)
     scenes = Scenes("val", size=96, length=2)
     images = torch.stack([to_tensor(scenes[index].image) for index in range(2)])
-    network, found = start(checkpoint, model, images, **parse_settings(settings or []))
+    network, found = from_published(checkpoint, model, images, **parse_settings(settings or []))
     if not found.error < TOLERANCE:
         raise ValueError(
             f"The features behind dense block {found.block} differ by {found.error:.1e} from those "

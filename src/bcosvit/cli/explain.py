@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.models.pretrained import DEFAULT
+from bcosvit.models.hub import DEFAULT
 
 WEIGHTS = "A shipped model's name, a safetensors file, https://...#sha256=..., or hf://OWNER/REPO."
 

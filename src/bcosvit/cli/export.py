@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from bcosvit.cli.explain import WEIGHTS
-from bcosvit.models.pretrained import DEFAULT
+from bcosvit.models.hub import DEFAULT
 
 
 def export(

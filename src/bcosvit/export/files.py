@@ -11,8 +11,7 @@ from torch.export import ExportedProgram
 
 from bcosvit.export.graph import inputs, outputs
 from bcosvit.files import atomic
-from bcosvit.models.card import CLASSES_KEY
-from bcosvit.models.weights import CONFIG_KEY
+from bcosvit.models.weights import CLASSES_KEY, CONFIG_KEY
 from bcosvit.predictor import Predictor
 from bcosvit.report.provenance import versions
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bcosvit.export.compare import drawn
-from bcosvit.models.pretrained import locate
+from bcosvit.models.hub import locate
 from bcosvit.models.weights import read_metadata
 from bcosvit.predictor import Predictor
 from bcosvit.report.figures import (

@@ -5,7 +5,7 @@ from pathlib import Path
 from bcosvit.export.compare import Comparison, compare
 from bcosvit.export.files import Format, check_onnx, notes_on, write_onnx, write_torch
 from bcosvit.export.graph import graph_of
-from bcosvit.models.pretrained import locate
+from bcosvit.models.hub import locate
 from bcosvit.predictor import Predictor
 
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}

@@ -1,30 +1,33 @@
-"""Tokenizers and vision transformers, by name or by config."""
+"""Vision transformers and DenseNets, by name or by config.
 
-from bcosvit.models.base import Classifier
-from bcosvit.models.bcosify import Bcosified, BcosifySchedule, bcosify
-from bcosvit.models.catalog import create_model, list_models, model_config
-from bcosvit.models.config import DenseNetConfig, ModelConfig, StemConfig
+Importing this package registers the models of bcosvit.
+"""
+
+from bcosvit.models.base import Classifier, create_model, features, load, save
+from bcosvit.models.bcosify import Bcosified, BcosifySchedule
+from bcosvit.models.config import Config, DenseNetConfig, ModelConfig, StemConfig
 from bcosvit.models.densenet import DenseNet
-from bcosvit.models.features import features
+from bcosvit.models.published import load_backbone
+from bcosvit.models.registry import list_models, model_config, register_model
 from bcosvit.models.vit import VisionTransformer, resize_prior
-from bcosvit.models.weights import load, load_backbone, save
 
 __all__ = [
     "Bcosified",
     "BcosifySchedule",
     "Classifier",
+    "Config",
     "DenseNet",
     "DenseNetConfig",
     "ModelConfig",
     "StemConfig",
     "VisionTransformer",
-    "bcosify",
     "create_model",
     "features",
     "list_models",
     "load",
     "load_backbone",
     "model_config",
+    "register_model",
     "resize_prior",
     "save",
 ]

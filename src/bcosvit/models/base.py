@@ -1,17 +1,27 @@
-"""What every model of the library is: an encoding, then logits with a known scale and bias."""
+"""What every model of the library is, and how one is made, saved and loaded."""
 
-import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from bcosvit.models.config import FROM_FAMILY, Config
-from bcosvit.models.hub import HubMixin
+from bcosvit.files import atomic
+from bcosvit.models.card import model_card
+from bcosvit.models.config import Config
+from bcosvit.models.hub import HUB_FILE, hub_file, locate, upload_folder
+from bcosvit.models.registry import KINDS, kind_of, model_config, to_dict
+from bcosvit.models.weights import current_key, load_state, read_weights, save_state
 from bcosvit.nn.encoding import Encoding
-from bcosvit.nn.views import DynamicModule
+from bcosvit.nn.views import DynamicModule, unwrapped
 from bcosvit.ops.dispatch import wide
 
 C = TypeVar("C", bound=Config)
+S = TypeVar("S", bound="Classifier[Any]")
 
 
 class LogitLayer(DynamicModule):
@@ -30,8 +40,14 @@ class LogitLayer(DynamicModule):
         return f"scale={self.scale:g}, bias={self.bias:g}"
 
 
-class Classifier(HubMixin, nn.Module, Generic[C]):
-    """Images [B, 3, H, W], RGB in [0, 1] -> logits [B, K]."""
+class Classifier(nn.Module, Generic[C]):
+    """The base class of all models: images [B, 3, H, W], RGB in [0, 1], to logits [B, K].
+
+    A subclass sets ``config``, ``encoding`` and ``logit``, and defines ``from_encoded``; the other
+    methods that raise ``NotImplementedError`` are needed for feature maps alone. The methods for
+    folders and repositories are those of huggingface_hub's mixin, which is not inherited from
+    because that library is optional.
+    """
 
     head_name: ClassVar[str] = "head"
     """The attribute that is the last layer with weights."""
@@ -48,7 +64,11 @@ class Classifier(HubMixin, nn.Module, Generic[C]):
         raise NotImplementedError
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """What the head averages: tokens [n, t, d] of a transformer, maps [n, c, h, w] else."""
+        """What the head averages: tokens [n, t, d] of a transformer, else maps [n, c, h, w]."""
+        raise NotImplementedError
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The map [n, c, h, w] at the end of every stage that ``config.feature_info`` lists."""
         raise NotImplementedError
 
     def get_classifier(self) -> nn.Module:
@@ -56,17 +76,233 @@ class Classifier(HubMixin, nn.Module, Generic[C]):
         return getattr(self, self.head_name)
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Puts a fresh head for ``num_classes`` classes in place of the old one."""
-        config = dataclasses.replace(self.config, num_classes=num_classes)
-        # A bias that came from the number of classes comes from the new one; a chosen one stays.
-        if dataclasses.replace(self.config, logit_bias=FROM_FAMILY) == self.config:
-            config = dataclasses.replace(config, logit_bias=FROM_FAMILY)
+        """Puts a new, untrained head for ``num_classes`` classes in place of the old one."""
         # A new model's head is right by construction: its layer, its scale and its start.
         make: Any = type(self)
-        fresh: Classifier[C] = make(config)
+        fresh: Classifier[C] = make(self.config.replace(num_classes=num_classes))
         head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
         setattr(self, self.head_name, head)
-        self.logit, self.config = fresh.logit, config
+        self.logit, self.config = fresh.logit, fresh.config
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """As in PyTorch; keys of version 0.1 and of published checkpoints are accepted too."""
+        own = self.state_dict().keys()
+        state = {key if key in own else current_key(key): t for key, t in state_dict.items()}
+        return super().load_state_dict(state, *args, **options)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        pictures: Mapping[str, bytes] | None = None,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Writes weights, config and model card to a folder.
+
+        Args:
+            folder: Gets ``model.safetensors``, which alone is enough for ``bcosvit.load``,
+                ``config.json`` and ``README.md``.
+            metadata: As for :func:`save`; class names and training results appear in the card.
+            pictures: Image files by name, which the card shows.
+            push_to_hub: Whether the folder is uploaded to the Hugging Face hub afterwards.
+            repo_id: The repository, by default of the folder's name.
+            options: Those of :meth:`push_to_hub`.
+
+        Raises:
+            ValueError: huggingface_hub is needed and not installed.
+        """
+        folder, metadata, pictures = Path(folder), metadata or {}, pictures or {}
+        save(self, folder / HUB_FILE, metadata=metadata)
+        config = {"library_name": "bcosvit", "config": to_dict(self.config)}
+        where = f"hf://{repo_id}" if repo_id else HUB_FILE
+        card = model_card(self.config, metadata, weights=where, pictures=tuple(pictures))
+        texts = {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
+        for name, content in ({k: t.encode() for k, t in texts.items()} | dict(pictures)).items():
+            with atomic(folder / name) as temporary:
+                temporary.write_bytes(content)
+        if push_to_hub:
+            upload_folder(folder, repo_id or folder.name, **options)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        pictures: Mapping[str, bytes] | None = None,
+        **options: Any,
+    ) -> str:
+        """Uploads the model to a repository of the Hugging Face hub, which is created if need be.
+
+        Args:
+            repo_id: The repository, ``OWNER/NAME`` or ``NAME``.
+            metadata: As for :meth:`save_pretrained`.
+            pictures: As for :meth:`save_pretrained`.
+            options: ``commit_message``, ``private``, ``token``, ``branch`` and ``create_pr``, as in
+                huggingface_hub.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: huggingface_hub is not installed.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, metadata=metadata, pictures=pictures, repo_id=repo_id)
+            return upload_folder(Path(folder), repo_id, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[S],
+        where: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+    ) -> S:
+        """Loads a model, in evaluation mode.
+
+        Args:
+            where: A folder, a repository ``OWNER/NAME``, or anything that :func:`load` takes.
+            revision: A revision of the repository.
+            token: An access token of the hub.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: There is no such file, or it holds a model of another class.
+        """
+        if isinstance(where, str) and where.count("/") == 1 and not Path(where).exists():
+            path = hub_file(where, HUB_FILE, revision=revision, token=token)
+        elif revision is not None:
+            raise ValueError(f"{where} is no repository, so it has no revision; leave it out.")
+        else:
+            path = locate(where)
+        config, state = read_weights(path)
+        model = create_model(config)
+        if not isinstance(model, cls):
+            raise ValueError(
+                f"{where} holds a {type(model).__name__}, not a {cls.__name__}; "
+                f"load it with bcosvit.load."
+            )
+        load_state(model, state, source=str(path))
+        return model.eval()
 
 
 AnyModel = Classifier[Any]
+
+
+def create_model(model: str | Config, **options: Any) -> AnyModel:
+    """Creates a model with random weights.
+
+    Args:
+        model: A name of :func:`~bcosvit.list_models`, or a config.
+        options: Fields of the config that are to have other values. A logit bias that follows from
+            the number of classes follows a new number.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        ValueError: There is no such name or option, or a value is not allowed.
+
+    Example:
+        >>> model = create_model("bcos_vit_ti_38", num_classes=10, depth=1)
+        >>> model(torch.rand(1, 3, 224, 224)).shape
+        torch.Size([1, 10])
+    """
+    make = partial(model_config, model) if isinstance(model, str) else model.replace
+    config = make(**options)
+    made = KINDS.get(kind_of(config)).model(config)
+    assert isinstance(made, Classifier)
+    return made
+
+
+def load(where: str | Path) -> AnyModel:
+    """Loads a model that :func:`save` wrote, in float32 and evaluation mode.
+
+    Args:
+        where: The name of a shipped model, a path, ``https://ADDRESS#sha256=SUM`` or
+            ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: There is no such file, or it was not written by :func:`save`.
+    """
+    return Classifier.from_pretrained(locate(where))
+
+
+def save(
+    model: AnyModel,
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the weights and the config of a model to one safetensors file.
+
+    The file appears once it is complete; a crash leaves the old one.
+
+    Args:
+        model: The model; wrappers such as that of ``torch.compile`` are left out.
+        path: The file to write.
+        dtype: What floating-point weights are stored as; ``torch.float16`` halves the file.
+        metadata: Further text to store, e.g. class names.
+
+    Raises:
+        OSError: The file cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> model = create_model("bcos_densenet121", blocks=(1, 1), num_classes=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(model, os.path.join(folder, "model.safetensors"))
+        ...     load(os.path.join(folder, "model.safetensors")).config == model.config
+        True
+    """
+    model = unwrapped(model)
+    save_state(model.state_dict(), model.config, path, dtype=dtype, metadata=metadata)
+
+
+class Features(nn.Module):
+    """A model as an extractor of feature maps, with the interface of timm's ``features_only``."""
+
+    def __init__(self, model: AnyModel) -> None:
+        super().__init__()
+        self.model = unwrapped(model)
+        self.feature_info = self.model.config.feature_info
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return self.model.feature_maps(images)
+
+
+def features(model: AnyModel) -> Features:
+    """Makes an extractor of feature maps, for detectors, segmenters and other heads.
+
+    Args:
+        model: The model whose maps are wanted; its weights are shared, not copied.
+
+    Returns:
+        A module from images [n, 3, H, W] to a list of maps [n, d, h, w], one per block, with the
+        maps' channels and reductions in ``feature_info``.
+
+    Raises:
+        ValueError: The model is not one of bcosvit's.
+
+    Example:
+        >>> extractor = features(create_model("bcos_densenet121", blocks=(1, 1)))
+        >>> [list(each.shape) for each in extractor(torch.rand(1, 3, 64, 64))]
+        [[1, 96, 16, 16], [1, 80, 8, 8]]
+        >>> extractor.feature_info.channels()
+        [96, 80]
+    """
+    if not isinstance(unwrapped(model), Classifier):
+        raise ValueError(
+            f"{type(model).__name__} is no model of bcosvit, so its stages are not known; "
+            f"give what bcosvit.create_model or bcosvit.load returns."
+        )
+    return Features(model)

@@ -1,4 +1,4 @@
-"""What a model is, as data: written into every weights file and every run.
+"""What a model is, as data that is written into every weights file and every run.
 
 Fields that are not given take the default of their family or flavor when the config is made, so
 that a stored config says everything.
@@ -7,8 +7,9 @@ that a stored config says everything.
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from bcosvit.nn.attention import AttentionKind
 from bcosvit.nn.linear import check_bcos
@@ -27,12 +28,139 @@ FROM_FAMILY: Any = None
 """The default of fields that are resolved in ``__post_init__``; no config ever holds it."""
 
 LOGIT_BIAS = math.log(0.01 / 0.99)
-"""The paper's: before any evidence a class has 1 % (SPEC 3.5)."""
+"""The paper's (Sec. C.1): before any evidence a class has a probability of 1 %."""
+
+OLD_FIELDS = {"heads": "num_heads", "flavour": "flavor"}
+"""Names of fields in files of version 0.1, with the names that replaced them."""
+
+C = TypeVar("C", bound="Config")
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """What the feature maps of a model are like, with the interface of timm's ``feature_info``."""
+
+    modules: tuple[str, ...]
+    """The module at the end of each stage."""
+    widths: tuple[int, ...]
+    reductions: tuple[int, ...]
+    """How many pixels of the image one position covers along a side, per stage."""
+
+    def channels(self) -> list[int]:
+        """The channels of each stage."""
+        return list(self.widths)
+
+    def reduction(self) -> list[int]:
+        """The reduction of each stage."""
+        return list(self.reductions)
+
+    def module_name(self) -> list[str]:
+        """The name of each stage's last module."""
+        return list(self.modules)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseNetConfig:
-    """A DenseNet, as a tokenizer's backbone or on its own (then with a classifier)."""
+class Config:
+    """What every config knows about its model; subclasses describe one kind of model each.
+
+    A subclass has ``family`` as a field or a property, and may have ``image_size`` as a field.
+    """
+
+    num_classes: int = 1000
+    logit_scale: float = FROM_FAMILY
+    """The factor on the last layer's output."""
+    logit_bias: float = FROM_FAMILY
+    """The logit before any evidence."""
+
+    noun: ClassVar[str] = "model"
+    """What the kind of model is called in a sentence."""
+
+    @property
+    def family(self) -> Family:
+        """``"bcos"`` where the model explains itself, else ``"conventional"``."""
+        raise NotImplementedError
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that the model takes; 224 where it takes any."""
+        return (224, 224)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of tokens; None for models that have none."""
+        return None
+
+    @property
+    def feature_info(self) -> FeatureInfo:
+        """What ``bcosvit.features`` returns for the model."""
+        raise ValueError(f"A {self.noun} has no stages that bcosvit knows.")
+
+    @property
+    def title(self) -> str:
+        """The heading of the model card, e.g. "B-cos ViT, 192 wide, 12 blocks, on a DenseNet"."""
+        return f"{self._family_name} {self.noun}"
+
+    def describe(self) -> str:
+        """Describes the model in words.
+
+        Example:
+            >>> DenseNetConfig(num_classes=10).describe()
+            'B-cos DenseNet, 10 classes, 224×224 pixels'
+        """
+        height, width = self.image_size
+        name = f"{self._family_name} {self.noun}"
+        return f"{name}, {self.num_classes} classes, {height}×{width} pixels"
+
+    @property
+    def _family_name(self) -> str:
+        return "B-cos" if self.family == "bcos" else "Conventional"
+
+    def replace(self: C, **changes: Any) -> C:
+        """A config with other values; a logit bias that followed from them follows the new ones.
+
+        Raises:
+            ValueError: A field does not exist, or a value is not allowed.
+
+        Example:
+            >>> dense = DenseNetConfig(flavor="v2", num_classes=11)
+            >>> round(dense.logit_bias, 2), round(dense.replace(num_classes=101).logit_bias, 2)
+            (-2.3, -4.61)
+        """
+        self.check_fields(changes)
+        if dataclasses.replace(self, logit_bias=FROM_FAMILY) == self:
+            changes.setdefault("logit_bias", FROM_FAMILY)
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def check_fields(cls, values: Iterable[str], name: str = "The model") -> None:
+        """Raises ``ValueError`` where there is no field of one of these names."""
+        allowed = [field.name for field in dataclasses.fields(cls)]
+        for value in values:
+            if value not in allowed:
+                raise ValueError(f"{name} has no option {value!r}; it has {', '.join(allowed)}.")
+
+    def values(self) -> dict[str, Any]:
+        """All fields as plain values for JSON or YAML."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_values(cls: type[C], values: Mapping[str, Any]) -> C:
+        """The config that wrote these ``values``, also where version 0.1 did."""
+        return cls(**_renamed(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseNetConfig(Config):
+    """A DenseNet, as a tokenizer's backbone or on its own.
+
+    ``num_classes`` and what follows from it belong to the classifier, which a backbone lacks.
+
+    Example:
+        >>> DenseNetConfig(flavor="v2").width_at(2)
+        512
+    """
+
+    noun: ClassVar[str] = "DenseNet"
 
     flavor: Flavor = "v1"
     """``v1``: the paper's; ``v2``: the later public models'; ``conventional``: torchvision's."""
@@ -42,10 +170,6 @@ class DenseNetConfig:
     stem_width: int = 64
     bottleneck: int = 4
     """Width of a layer's 1×1 convolution, in multiples of ``growth``."""
-    num_classes: int = 1000
-    """Here and below: of the classifier, when the DenseNet stands on its own."""
-    logit_scale: float = FROM_FAMILY
-    logit_bias: float = FROM_FAMILY
 
     def __post_init__(self) -> None:
         _check_choice("backbone flavor", self.flavor, get_args(Flavor))
@@ -67,6 +191,19 @@ class DenseNetConfig:
     @property
     def family(self) -> Family:
         return "conventional" if self.flavor == "conventional" else "bcos"
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, flavor {self.flavor}"
+
+    @property
+    def feature_info(self) -> FeatureInfo:
+        blocks = range(1, len(self.blocks) + 1)
+        return FeatureInfo(
+            modules=tuple(f"features.denseblock{block}" for block in blocks),
+            widths=tuple(self.width_at(block) for block in blocks),
+            reductions=tuple(2 ** (1 + block) for block in blocks),
+        )
 
     def width_at(self, tap: int) -> int:
         """Channels of dense block ``tap``'s output (counted from 1), before the transition."""
@@ -97,8 +234,16 @@ class StemConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A vision transformer on a convolutional tokenizer, B-cos or conventional (SPEC 3.6)."""
+class ModelConfig(Config):
+    """A vision transformer on a convolutional tokenizer, B-cos or conventional.
+
+    Example:
+        >>> config = ModelConfig(width=384, num_heads=6, num_classes=10)
+        >>> config.position, config.maxout, config.grid
+        ('mul', 2, (14, 14))
+    """
+
+    noun: ClassVar[str] = "vision transformer"
 
     family: Family = "bcos"
     width: int = 192
@@ -116,7 +261,8 @@ class ModelConfig:
     attention_b: float = 2.0
     """B in the value and output projections of ``shifted`` attention."""
     backbone: DenseNetConfig | StemConfig = FROM_FAMILY
-    """Default: DenseNet-121 of flavor ``v1`` (B-cos) or ``conventional``."""
+    """Default: DenseNet-121 of flavor ``v1`` (B-cos) or ``conventional``; a flavor's name means
+    DenseNet-121 of that flavor."""
     tap: int = 3
     """Tokens come from this dense block's output: 1, 2, 3 = 13, 38, 87 convolutions."""
     patch: int = FROM_FAMILY
@@ -125,16 +271,13 @@ class ModelConfig:
     """Default: a DenseNet is frozen, a stem is trained."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width; an int means a square."""
-    num_classes: int = 1000
     gain: float = FROM_FAMILY
-    """f in γ = f/√c (SPEC 1.4); default 15, 20, 25 at width 192, 384, 768,
-    5 more a doubling, never below 5."""
+    """f in γ = f/√c (the paper's Sec. C.1); default 15, 20, 25 at width 192, 384, 768, which is 5
+    more per doubling, never below 5."""
     prior_gain: float = 10.0
     """Further factor on ``gain`` with ``mul``, whose products of two attentions decay faster."""
     feature_scale: float = FROM_FAMILY
     """Factor on the backbone's features; default 10³ for a B-cos DenseNet, else 1."""
-    logit_scale: float = FROM_FAMILY
-    logit_bias: float = FROM_FAMILY
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -145,11 +288,13 @@ class ModelConfig:
         object.__setattr__(self, "image_size", pair)
         for name in ("width", "tap"):
             _check_positive(name, getattr(self, name))
-        backbone = self.backbone or DenseNetConfig(flavor="v1" if bcos else "conventional")
+        backbone = self.backbone or ("v1" if bcos else "conventional")
+        if isinstance(backbone, str):
+            backbone = DenseNetConfig(flavor=backbone)  # type: ignore[arg-type]
+            object.__setattr__(self, "backbone", backbone)
         dense = isinstance(backbone, DenseNetConfig)
         _resolve(
             self,
-            backbone=backbone,
             position="mul" if bcos else "emb",
             attention="shifted" if bcos else "standard",
             maxout=2 if bcos else 1,
@@ -214,6 +359,32 @@ class ModelConfig:
         """Rows and columns of tokens."""
         return self.grid_of(*self.image_size)
 
+    @property
+    def title(self) -> str:
+        backbone = "a convolutional stem" if isinstance(self.backbone, StemConfig) else "a DenseNet"
+        return f"{self._family_name} ViT, {self.width} wide, {self.depth} blocks, on {backbone}"
+
+    @property
+    def feature_info(self) -> FeatureInfo:
+        stem = self.backbone
+        halvings = len(stem.widths) if isinstance(stem, StemConfig) else 1 + self.tap
+        return FeatureInfo(
+            modules=tuple(f"blocks.{block}" for block in range(self.depth)),
+            widths=(self.width,) * self.depth,
+            reductions=(2**halvings * self.patch,) * self.depth,
+        )
+
+    def values(self) -> dict[str, Any]:
+        values = super().values()
+        values["backbone"]["kind"] = "stem" if isinstance(self.backbone, StemConfig) else "densenet"
+        return values
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        backbone = _renamed(values["backbone"])
+        kind = {"stem": StemConfig, "densenet": DenseNetConfig}[backbone.pop("kind")]
+        return cls(**{**_renamed(values), "backbone": kind(**backbone)})
+
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens that an image of this size is cut into."""
         return self._tokens_along(height), self._tokens_along(width)
@@ -237,37 +408,7 @@ class ModelConfig:
         return self.gain * (self.prior_gain if self.position == "mul" else 1.0)
 
 
-Config = ModelConfig | DenseNetConfig
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """Plain values for JSON or YAML; ``from_dict`` is the way back."""
-    kind = "densenet" if isinstance(config, DenseNetConfig) else "vit"
-    values = dataclasses.asdict(config)
-    if isinstance(config, ModelConfig):
-        values["backbone"]["kind"] = (
-            "stem" if isinstance(config.backbone, StemConfig) else "densenet"
-        )
-    return {"kind": kind, **values}
-
-
-OLD_FIELDS = {"heads": "num_heads", "flavour": "flavor"}
-"""Names of fields in files of version 0.1, with the names that replaced them."""
-
-
-def from_dict(values: dict[str, Any]) -> Config:
-    """The config that ``to_dict`` wrote; fields may have the names of version 0.1."""
-    values = _renamed(values)
-    if values.pop("kind") == "densenet":
-        return DenseNetConfig(**values)
-    backbone = _renamed(values["backbone"])
-    values["backbone"] = {"stem": StemConfig, "densenet": DenseNetConfig}[backbone.pop("kind")](
-        **backbone
-    )
-    return ModelConfig(**values)
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_FIELDS.get(name, name): value for name, value in values.items()}
 
 

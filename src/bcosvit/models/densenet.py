@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from bcosvit.models.base import Classifier, LogitLayer
 from bcosvit.models.config import DenseNetConfig
+from bcosvit.models.registry import register_model
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
 from bcosvit.nn.norm import AvgPool2d, BatchNormUncentered2d
+
+VARIANTS = {"bcos_densenet121": {"flavor": "v1"}, "densenet121": {"flavor": "conventional"}}
 
 
 class DenseLayer(nn.Module):
@@ -78,7 +81,7 @@ def _computed(x: Tensor) -> torch.dtype:
 
 
 def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequential:
-    """The convolutional part; with ``tap`` up to that dense block's output (SPEC 2.3)."""
+    """The convolutional part; with ``tap`` it ends with that dense block's output."""
     if config.flavor == "conventional":
         return _torchvision_features(config, tap)
     width = config.stem_width
@@ -102,8 +105,18 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
     return nn.Sequential(parts)
 
 
+@register_model("densenet", DenseNetConfig, variants=VARIANTS)
 class DenseNet(Classifier[DenseNetConfig]):
-    """A DenseNet with its classifier: what tokenizers are pretrained as."""
+    """A DenseNet with its classifier, which is what tokenizers are pretrained as.
+
+    Args:
+        config: What it is made of.
+
+    Example:
+        >>> model = DenseNet(DenseNetConfig(flavor="v2", blocks=(1, 1), num_classes=2))
+        >>> model(torch.rand(1, 3, 64, 64)).shape
+        torch.Size([1, 2])
+    """
 
     head_name = "classifier"
 
@@ -133,6 +146,14 @@ class DenseNet(Classifier[DenseNetConfig]):
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.features(self.encoding(images))
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        maps, x = [], self.encoding(images)
+        for name, part in self.features.named_children():
+            x = part(x)
+            if f"features.{name}" in self.config.feature_info.modules:
+                maps.append(x)
+        return maps
 
 
 def _conv(

@@ -1,122 +1,171 @@
-"""Models as repositories: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
+"""Where weights come from and go to: shipped files, paths, web addresses, the Hugging Face hub.
 
-The interface is that of huggingface_hub's mixin. Its class would have to be imported to be
-inherited from, and the library is optional, so this one is our own; huggingface_hub is imported
-when something is pushed or fetched. A folder holds ``model.safetensors`` (which alone is enough
-for ``bcosvit.load``), ``config.json`` for people and the hub, and the card, ``README.md``.
+``locate`` turns any of these into a local file, so that everything that takes weights takes them
+all. What is downloaded is pinned: an address carries the SHA-256 of its file, a repository may
+carry a revision. Nothing is ever unpickled on the way.
 """
 
-import json
-import tempfile
-from collections.abc import Mapping
+import hashlib
+import http.client
+import re
+import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bcosvit.files import atomic
-from bcosvit.models.card import card_of
-from bcosvit.models.config import Config, to_dict
-from bcosvit.models.pretrained import HUB_FILE, hub_file, locate
+import torch
 
-if TYPE_CHECKING:
-    from bcosvit.models.base import AnyModel
+from bcosvit.files import cache_folder, make_folder
+from bcosvit.messages import require
 
-H = TypeVar("H", bound="HubMixin")
+FOLDER = Path(__file__).parents[1] / "pretrained"
+"""Package data: NAME.safetensors with its model card NAME.md."""
+
+DEFAULT = "bcos_vit_ti_87_imagenette"
+"""The shipped model that is used where none is asked for."""
+
+HUB_FILE = "model.safetensors"
+"""What a repository of the hub calls its weights, unless the address names a file."""
 
 
-class HubMixin:
-    """What every classifier can do with a folder or a repository."""
+def shipped() -> tuple[str, ...]:
+    """Lists the models whose weights came with this installation.
 
-    config: Config
+    Example:
+        >>> DEFAULT in shipped() or not shipped()
+        True
+    """
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
 
-    def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        pictures: Mapping[str, bytes] | None = None,
-        push_to_hub: bool = False,
-        repo_id: str | None = None,
-        **options: Any,
-    ) -> None:
-        """Writes weights, config and card to ``folder``.
 
-        ``metadata`` goes into the weights as with ``bcosvit.save`` (class names, run);
-        ``pictures``, files by name, are shown in the card. With ``push_to_hub`` the folder then
-        goes to ``repo_id``, by default its own name; ``options`` are those of ``push_to_hub``.
-        """
-        # Weights know models, and models are made of this.
-        from bcosvit.models.weights import save
+def locate(where: str | Path) -> Path:
+    """Finds the local file that ``where`` means, and downloads it if need be.
 
-        folder = Path(folder)
-        notes, pictures = dict(metadata or {}), dict(pictures or {})
-        save(cast("AnyModel", self), folder / HUB_FILE, metadata=notes)
-        config = {"library_name": "bcosvit", "config": to_dict(self.config)}
-        texts = {
-            "config.json": json.dumps(config, indent=2) + "\n",
-            "README.md": card_of(self.config, notes, tuple(pictures), repo_id),
-        }
-        files = {name: text.encode() for name, text in texts.items()} | pictures
-        for name, content in files.items():
-            with atomic(folder / name) as temporary:
-                temporary.write_bytes(content)
-        if push_to_hub:
-            _upload(folder, repo_id or folder.name, **options)
+    Args:
+        where: The name of a shipped model; the path of a file, or of a folder that
+            ``save_pretrained`` wrote; ``file://PATH``; ``https://ADDRESS#sha256=SUM``; or
+            ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``. The last two are downloaded once.
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        pictures: Mapping[str, bytes] | None = None,
-        commit_message: str = "Add model",
-        private: bool | None = None,
-        token: str | None = None,
-        branch: str | None = None,
-        create_pr: bool | None = None,
-    ) -> str:
-        """Makes the repository where there is none, fills it, and returns the commit's address."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, metadata=metadata, pictures=pictures, repo_id=repo_id)
-            return _upload(
-                Path(folder),
-                repo_id,
-                commit_message=commit_message,
-                private=private,
-                token=token,
-                branch=branch,
-                create_pr=create_pr,
-            )
+    Returns:
+        The path of a file that exists.
 
-    @classmethod
-    def from_pretrained(
-        cls: type[H],
-        where: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-    ) -> H:
-        """The model in a folder, in a repository ``OWNER/NAME``, or anywhere else that
-        ``bcosvit.load`` takes, in evaluation mode."""
-        from bcosvit.models.weights import load
-
-        model = load(_weights_of(where, revision, token))
-        if not isinstance(model, cls):
+    Raises:
+        ValueError: There is no such file, or it cannot be downloaded or is not the expected one.
+    """
+    if isinstance(where, str):
+        if where in shipped():
+            return FOLDER / f"{where}.safetensors"
+        scheme = where.partition("://")[0].lower() if "://" in where else ""
+        if scheme in ("https", "http"):
+            return _download(where)
+        if scheme == "hf":
+            return _from_hub(where)
+        if scheme == "file":
+            return _from_file_address(where)
+        if scheme:
             raise ValueError(
-                f"{where} holds a {type(model).__name__}, not a {cls.__name__}; "
-                f"load it with bcosvit.load."
+                f"{where} cannot be downloaded: {scheme}:// is not known here; give {_allowed()}."
             )
-        return model
+    path = Path(where)
+    if path.is_dir():
+        path = path / HUB_FILE
+    if path.is_file():
+        return path
+    if where == DEFAULT:
+        raise ValueError(
+            f"There is no weights file for the default model {DEFAULT}: this copy of bcosvit was "
+            f"installed without it; name other weights, e.g. --weights best.safetensors."
+        )
+    raise ValueError(f"There is no weights file {path}; give {_allowed()}.")
 
 
-def _weights_of(where: str | Path, revision: str | None, token: str | bool | None) -> Path:
-    if isinstance(where, str) and where.count("/") == 1 and not Path(where).exists():
-        return hub_file(where, HUB_FILE, revision=revision, token=token)
-    if revision is not None:
-        raise ValueError(f"{where} is no repository, so it has no revision; leave revision out.")
-    return locate(where)
+def _allowed() -> str:
+    ways = "a path, https://ADDRESS#sha256=SUM or hf://OWNER/REPOSITORY"
+    return f"{ways}, or a shipped model: {', '.join(shipped())}" if shipped() else ways
 
 
-def _upload(
+def _from_file_address(where: str) -> Path:
+    parts = urlsplit(where)
+    path = Path(urllib.request.url2pathname(parts.path))
+    if not path.is_file():
+        raise ValueError(f"There is no weights file {path} as {where} says; check the path.")
+    if parts.fragment and (found := _sum_of(path)) != _wanted_sum(where):
+        raise ValueError(f"{path} has the SHA-256 {found}, not the one in {where}; check both.")
+    return path
+
+
+def _download(where: str) -> Path:
+    wanted = _wanted_sum(where)
+    parts = urlsplit(where)
+    name = Path(unquote(parts.path)).name.lstrip(".") or HUB_FILE
+    target = cache_folder("weights") / wanted[:16] / name
+    if target.is_file() and _sum_of(target) == wanted:
+        return target
+    address = urlunsplit(parts._replace(fragment=""))
+    make_folder(target.parent)
+    try:
+        # Writes to a temporary file first, and checks the sum before it is renamed.
+        torch.hub.download_url_to_file(address, str(target), hash_prefix=wanted, progress=False)
+    except (OSError, http.client.HTTPException, RuntimeError) as error:
+        raise ValueError(
+            f"{address} cannot be downloaded ({error}); check the address, the network, and "
+            f"whether the file was replaced."
+        ) from error
+    return target
+
+
+def _wanted_sum(where: str) -> str:
+    match = re.fullmatch(r"sha256=([0-9a-f]{64})", urlsplit(where).fragment.lower())
+    if match is None:
+        raise ValueError(
+            f"{where} does not say which file it expects; append #sha256= and the 64 hexadecimal "
+            f"digits of the file's SHA-256."
+        )
+    return match[1]
+
+
+def _sum_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+_HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?", re.I)
+
+
+def _from_hub(where: str) -> Path:
+    match = _HUB.fullmatch(where)
+    if match is None:
+        raise ValueError(
+            f"{where} is no address of the hub; write hf://OWNER/REPOSITORY[@REVISION][/FILE]."
+        )
+    revision = match["revision"]
+    return hub_file(
+        match["repo"],
+        match["file"] or HUB_FILE,
+        # Names of revisions may hold slashes, which then stand as %2F.
+        revision=unquote(revision) if revision else None,
+    )
+
+
+def hub_file(
+    repo: str, name: str, *, revision: str | None = None, token: str | bool | None = None
+) -> Path:
+    """Downloads a file of a repository on the hub, unless it is in the hub's own cache already."""
+    library = require("huggingface_hub", extra="hub", purpose="The hub")
+    try:
+        return Path(library.hf_hub_download(repo, name, revision=revision, token=token))
+    # Anything between a missing network and a gated repository, from several libraries.
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ValueError(
+            f"{name} of {repo} cannot be downloaded from the hub ({reason}); check the name, the "
+            f"revision and the network."
+        ) from error
+
+
+def upload_folder(
     folder: Path,
     repo_id: str,
     *,
@@ -126,13 +175,12 @@ def _upload(
     branch: str | None = None,
     create_pr: bool | None = None,
 ) -> str:
-    try:
-        from huggingface_hub import HfApi
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"The hub needs {missing.name}, which is not installed: pip install 'bcosvit[hub]'."
-        ) from missing
-    api = HfApi(token=token)
+    """Uploads a folder to a repository, which is created if there is none.
+
+    Returns:
+        The address of the commit.
+    """
+    api = require("huggingface_hub", extra="hub", purpose="The hub").HfApi(token=token)
     repo_id = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
     if branch is not None:
         api.create_branch(repo_id=repo_id, branch=branch, exist_ok=True)

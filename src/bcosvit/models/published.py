@@ -1,9 +1,9 @@
-"""From a published B-cos DenseNet to a transformer's tokenizer, and the proof that it arrived.
+"""Published DenseNets as the backbones of our models, and a check that they compute the same.
 
-A backbone that loads without complaint may still compute something else. So its features are held
-against the same network computed another way, in float64: by the authors' own package where it
-covers the flavor and is installed (PyPI's ``bcos``, v2), else by the plain reading of the
-equations below, which shares no layer with this library.
+A backbone that loads without an error may still compute something else. So its features are
+compared with those of the same network computed in another way, in float64: by the authors' own
+package where it covers the flavor and is installed (PyPI's ``bcos``, v2), else by the equations
+below, which share no layer with this library.
 """
 
 import copy
@@ -18,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.models.catalog import create_model, model_config
+from bcosvit.messages import and_more
+from bcosvit.models.base import create_model
 from bcosvit.models.config import DenseNetConfig, Flavor, ModelConfig
+from bcosvit.models.densenet import DenseNet
+from bcosvit.models.registry import model_config
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.models.weights import load_backbone, our_name, published_state
+from bcosvit.models.weights import current_key, load_state, published_state
 
 PEER = "bcos"
 """The authors' package, v2 alone."""
@@ -42,13 +45,55 @@ class Agreement:
     """Tensors of the checkpoint behind the tap, which a tokenizer has no place for."""
 
 
-def bcosify(
+def load_backbone(model: VisionTransformer | DenseNet, path: str | Path) -> list[str]:
+    """Fills the DenseNet of a model with a published state dict of the same flavor.
+
+    Args:
+        model: A DenseNet, or a vision transformer with a DenseNet as its backbone.
+        path: The authors' v1 or v2 B-cos DenseNet, torchvision's, or a DenseNet that
+            ``bcosvit.save`` wrote, by path or by any address that ``bcosvit.load`` takes.
+
+    Returns:
+        The keys that the model has no place for: a tokenizer ends at its tap, so the layers behind
+        it and the classifier are left out.
+
+    Raises:
+        ValueError: The file holds no DenseNet, or one of another flavor or size.
+    """
+    state = published_state(path)
+    backbone = model.tokenizer.backbone if isinstance(model, VisionTransformer) else model.features
+    features, head = _below(state, "features."), _below(state, "classifier.")
+    if not features:
+        raise ValueError(
+            f"{path} holds no DenseNet: no key begins with 'features.'; it has {and_more(state)}."
+        )
+    parts = {name for name, _ in backbone.named_children()}
+    fitting = {key: tensor for key, tensor in features.items() if key.split(".")[0] in parts}
+    load_state(backbone, fitting, source=str(path))
+    unused = [f"features.{key}" for key in features.keys() - fitting.keys()]
+    if isinstance(model, DenseNet):
+        load_state(model.classifier, head, source=f"{path}, classifier")
+    else:
+        unused += [f"classifier.{key}" for key in head]
+    return sorted(unused)
+
+
+def from_published(
     checkpoint: str | Path, name: str, images: Tensor, **options: Any
 ) -> tuple[VisionTransformer, Agreement]:
-    """The model ``name`` with the checkpoint's backbone, compared on ``images`` in [0, 1].
+    """Creates a vision transformer on a published DenseNet, and compares the two's features.
 
-    The flavor is read off the checkpoint; everything behind the tokenizer is as at the start of
-    training.
+    Args:
+        checkpoint: The DenseNet, which also determines the flavor.
+        name: A name of :func:`~bcosvit.list_models`.
+        images: RGB in [0, 1], [n, 3, h, w], on which the features are compared.
+        options: Fields of the config that are to have other values.
+
+    Returns:
+        The model, whose layers behind the tokenizer are untrained, and the comparison.
+
+    Raises:
+        ValueError: The checkpoint is no B-cos DenseNet, or the model is no B-cos ViT.
     """
     state = published_state(checkpoint)
     flavor = flavor_of(state, str(checkpoint))
@@ -110,7 +155,7 @@ def peer_features(state: Mapping[str, Tensor], encoded: Tensor, tap: int) -> Ten
         bn_size=state["features.denseblock1.denselayer1.conv1.weight"].shape[0] // growth,
         norm_layer=norms.NoBias(norms.BatchNormUncentered2d),
     )
-    own = {key: state[our_name(key)] for key in peer.features.state_dict(prefix="features.")}
+    own = {key: state[current_key(key)] for key in peer.features.state_dict(prefix="features.")}
     peer.double().load_state_dict(own, strict=False)
     x = encoded
     with torch.no_grad():
@@ -163,3 +208,7 @@ def _layers(state: Mapping[str, Tensor]) -> tuple[int, ...]:
     names = {tuple(key.split(".")[1:3]) for key in state if ".denselayer" in key}
     blocks = sorted({block for block, _ in names})
     return tuple(sum(block == each for each, _ in names) for block in blocks)
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcosvit.models.base import AnyModel
-from bcosvit.models.catalog import create_model
-from bcosvit.models.config import Config, ModelConfig
+from bcosvit.models.base import AnyModel, create_model
+from bcosvit.models.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +40,24 @@ class ModelSummary:
 
 
 def summarize(config: Config, *, batch: int = 1) -> ModelSummary:
-    """Counts layers, parameters, FLOPs and memory (float32, reference implementation)."""
+    """Counts layers, parameters, FLOPs and memory of a model, in float32, without running it.
+
+    Args:
+        config: The model's config.
+        batch: Images per batch, for the memory.
+
+    Returns:
+        The summary.
+
+    Example:
+        >>> from bcosvit.models import model_config
+        >>> summary = summarize(model_config("bcos_vit_ti_38"))
+        >>> summary.grid, sum(part.parameters for part in summary.parts)
+        ((14, 14), 0)
+    """
     with torch.device("meta"):
         model = create_model(config)
-    size = config.image_size if isinstance(config, ModelConfig) else (224, 224)
-    image = torch.zeros(1, 3, *size, device="meta")
+    image = torch.zeros(1, 3, *config.image_size, device="meta")
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(image)
@@ -59,8 +71,8 @@ def summarize(config: Config, *, batch: int = 1) -> ModelSummary:
     trained = _bytes([p for p in model.parameters() if p.requires_grad])
     return ModelSummary(
         parts=parts,
-        grid=config.grid if isinstance(config, ModelConfig) else None,
-        image_size=size,
+        grid=config.grid,
+        image_size=config.image_size,
         batch=batch,
         weights_bytes=weights,
         inference_bytes=weights + batch * _largest_layer(model, image),

@@ -1,8 +1,8 @@
-"""Weights in files: safetensors that carry the model's config, and the authors' checkpoints.
+"""State dicts in files: safetensors that carry the model's config, and published checkpoints.
 
 Where a file is named, it may also be one that is shipped, on the web or on the Hugging Face hub
-(``pretrained.locate``). Nothing is ever unpickled: safetensors hold tensors alone, and
-checkpoints of torch's own format are read with ``weights_only``.
+(``hub.locate``). Nothing is ever unpickled: safetensors hold tensors alone, and checkpoints in
+PyTorch's own format are read with ``weights_only``.
 """
 
 import json
@@ -19,31 +19,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bcosvit.files import atomic
-from bcosvit.models.base import AnyModel
-from bcosvit.models.catalog import create_model
-from bcosvit.models.config import Config, from_dict, to_dict
-from bcosvit.models.densenet import DenseNet
-from bcosvit.models.pretrained import locate
-from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.views import unwrapped
+from bcosvit.messages import and_more
+from bcosvit.models.config import Config
+from bcosvit.models.hub import locate
+from bcosvit.models.registry import from_dict, to_dict
 
 CONFIG_KEY = "bcosvit.config"
-
-
-def save(
-    model: AnyModel,
-    path: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Writes weights and config to one safetensors file, atomically.
-
-    ``dtype`` stores floating-point weights narrower (``torch.float16`` halves the file);
-    ``metadata`` goes along (class names, recipe, ...).
-    """
-    model = unwrapped(model)
-    save_state(model.state_dict(), model.config, path, dtype=dtype, metadata=metadata)
+"""The metadata key of the model's config, as JSON."""
+CLASSES_KEY = "bcosvit.classes"
+"""The metadata key of the class names, a JSON list."""
+RUN_KEY = "bcosvit.run"
+"""The metadata key of what training says about itself, as JSON."""
 
 
 def save_state(
@@ -54,7 +40,7 @@ def save_state(
     dtype: torch.dtype | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """What ``save`` writes, from a model's state dict and config without the model."""
+    """Writes what ``bcosvit.save`` writes, from a state dict and a config without the model."""
     state = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     if dtype is not None:
         state = {k: t.to(dtype) if t.is_floating_point() else t for k, t in state.items()}
@@ -63,12 +49,8 @@ def save_state(
         save_file(state, temporary, metadata=notes)
 
 
-def load(where: str | Path) -> AnyModel:
-    """The model in a file that ``save`` wrote, in float32 and evaluation mode.
-
-    ``where`` is a shipped model's name, a path, ``https://ADDRESS#sha256=SUM`` or
-    ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``.
-    """
+def read_weights(where: str | Path) -> tuple[Config, dict[str, Tensor]]:
+    """The config and the state dict, in float32, in a file that ``bcosvit.save`` wrote."""
     path = locate(where)
     config = read_config(path)
     if config is None:
@@ -76,18 +58,12 @@ def load(where: str | Path) -> AnyModel:
             f"{path} holds no model config, so it is not a bcosvit weights file; "
             f"load the authors' backbones with load_backbone(model, path)."
         )
-    model = create_model(config)
-    state = {
-        # Version 0.1 spelled it in the British way.
-        re.sub(r"^tokeniser\.", "tokenizer.", key): t.float() if t.is_floating_point() else t
-        for key, t in load_file(path).items()
-    }
-    load_state(model, state, source=str(path))
-    return model.eval()
+    state = load_file(path)
+    return config, {k: t.float() if t.is_floating_point() else t for k, t in state.items()}
 
 
 def read_config(where: str | Path) -> Config | None:
-    """The config of the model in a file that ``save`` wrote; ``None`` for other safetensors."""
+    """The config in a file that ``bcosvit.save`` wrote; ``None`` for other safetensors."""
     path = locate(where)
     notes = read_metadata(path)
     if CONFIG_KEY not in notes:
@@ -102,7 +78,7 @@ def read_config(where: str | Path) -> Config | None:
 
 
 def read_metadata(where: str | Path) -> dict[str, str]:
-    """What was written beside the weights: config, class names, recipe."""
+    """What was written beside the weights: config, class names, the run."""
     path = locate(where)
     try:
         with safe_open(path, framework="pt") as file:
@@ -114,8 +90,18 @@ def read_metadata(where: str | Path) -> dict[str, str]:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "state") -> None:
-    """``load_state_dict`` that either loads all or changes nothing, and says what does not fit."""
+    """Loads a state dict completely or not at all, and says what does not fit.
+
+    Args:
+        model: The model to fill.
+        state: Its state dict; keys may have the names of :func:`current_key`.
+        source: Where the state dict comes from, for the error message.
+
+    Raises:
+        ValueError: Keys are missing, unexpected or of the wrong shape.
+    """
     own = model.state_dict()
+    state = {key if key in own else current_key(key): tensor for key, tensor in state.items()}
     # Old checkpoints lack the counter, which evaluation never reads.
     missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
@@ -125,7 +111,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "
         if key in state and state[key].shape != own[key].shape
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of the wrong shape": wrong}
-    if problems := [f"{kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]:
+    if problems := [f"{kind}: {and_more(keys)}" for kind, keys in kinds.items() if keys]:
         raise ValueError(
             f"{source} does not fit the model; {'; '.join(problems)}: give weights of a model with "
             f"the same config."
@@ -133,34 +119,8 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "
     model.load_state_dict({**own, **state})
 
 
-def load_backbone(model: VisionTransformer | DenseNet, path: str | Path) -> list[str]:
-    """Fills the DenseNet of ``model`` with a published state dict of the same flavor.
-
-    Takes the authors' v1 and v2 B-cos DenseNets, torchvision's, and files of our own ``save``, by
-    their own key names. Returns the keys that the model has no place for: a tokenizer ends at its
-    tap, so the layers behind it and the classifier are left out.
-    """
-    state = published_state(path)
-    backbone = model.tokenizer.backbone if isinstance(model, VisionTransformer) else model.features
-    features, head = _below(state, "features."), _below(state, "classifier.")
-    if not features:
-        raise ValueError(
-            f"{path} holds no DenseNet: no key begins with 'features.'; "
-            f"it has {_some(list(state))}."
-        )
-    parts = {name for name, _ in backbone.named_children()}
-    fitting = {key: tensor for key, tensor in features.items() if key.split(".")[0] in parts}
-    load_state(backbone, fitting, source=str(path))
-    unused = [f"features.{key}" for key in features.keys() - fitting.keys()]
-    if isinstance(model, DenseNet):
-        load_state(model.classifier, head, source=f"{path}, classifier")
-    else:
-        unused += [f"classifier.{key}" for key in head]
-    return sorted(unused)
-
-
 def published_state(path: str | Path) -> dict[str, Tensor]:
-    """A state dict of torch's or safetensors' format, stripped of wrappers around the model."""
+    """A state dict of PyTorch's or safetensors' format with current keys, without any wrapper."""
     path = locate(path)
     if path.suffix == ".safetensors":
         state: Any = load_file(path)
@@ -180,23 +140,21 @@ def published_state(path: str | Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise ValueError(f"{path} is not a state dict: expected names and tensors.")
-    return {our_name(key): tensor for key, tensor in state.items()}
+    return {current_key(key): tensor for key, tensor in state.items()}
 
 
-def our_name(key: str) -> str:
-    """What a published state dict's key is called here."""
+def current_key(key: str) -> str:
+    """What a key of version 0.1, or of a published state dict, is called here.
+
+    Example:
+        >>> current_key("0.features.denseblock1.denselayer2.conv1.linear.weight")
+        'features.denseblock1.denselayer2.conv1.weight'
+    """
     # v1 puts the network first in a Sequential; data-parallel and Lightning add prefixes too.
     key = re.sub(r"^(?:module\.|model\.|0\.)+", "", key)
+    # Version 0.1 spelled it in the British way.
+    key = re.sub(r"^tokeniser\.", "tokenizer.", key)
     # Old torchvision files write denselayer1.norm.1 for denselayer1.norm1.
     key = re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", key)
     # The authors wrap each B-cos kernel in a module called `linear`.
     return re.sub(r"\.linear\.weight$", ".weight", key)
-
-
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
-
-
-def _some(items: list[str], most: int = 5) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more

@@ -1,19 +1,39 @@
 """The B-cos convolution."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
-from bcosvit.nn.linear import BcosLayer, check_bcos
+from bcosvit.nn.linear import BcosLayer
 from bcosvit.ops import bcos_conv2d
 
 IntOrPair = int | tuple[int, int]
 
 
 class BcosConv2d(BcosLayer):
-    """``BcosLinear`` on patches: any kernel, stride, dilation, groups, zero padding (SPEC 1.3)."""
+    """The B-cos transform of image patches, in place of ``nn.Conv2d``; the padding is zeros.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Height and width of a patch; an int means a square.
+        stride: Distance between patches.
+        padding: Zeros around the image.
+        dilation: Distance between the pixels of a patch.
+        groups: Groups of channels, each of which is transformed on its own.
+        b: The exponent B >= 1; larger values reward alignment more.
+        maxout: Units per output channel, of which the largest counts.
+        scale: The factor γ on the output.
+        eps: Added to the squared norm of a patch.
+
+    Raises:
+        ValueError: ``b`` or ``maxout`` is less than 1, or ``groups`` does not divide the channels.
+
+    Example:
+        >>> layer = BcosConv2d(6, 16, 3, stride=2, padding=1)
+        >>> layer(torch.rand(1, 6, 32, 32)).shape
+        torch.Size([1, 16, 16, 16])
+    """
 
     def __init__(
         self,
@@ -30,8 +50,7 @@ class BcosConv2d(BcosLayer):
         scale: float = 1.0,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__()
-        check_bcos(b, maxout)
+        super().__init__(b=b, maxout=maxout, scale=scale, eps=eps)
         if in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"groups = {groups} does not divide {in_channels} input and {out_channels} output "
@@ -44,10 +63,6 @@ class BcosConv2d(BcosLayer):
         self.padding: tuple[int, int] = _pair(padding)
         self.dilation: tuple[int, int] = _pair(dilation)
         self.groups = groups
-        self.b = float(b)
-        self.maxout = maxout
-        self.scale = float(scale)
-        self.eps = eps
         units, fan_in = out_channels * maxout, in_channels // groups
         self.weight = nn.Parameter(torch.empty(units, fan_in, *self.kernel_size))
         nn.init.kaiming_normal_(self.weight)
@@ -60,26 +75,14 @@ class BcosConv2d(BcosLayer):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
-            b=self.b,
-            m=self.maxout,
-            scale=self.scale,
-            eps=self.eps,
+            **self.options,
             frozen=self.frozen,
             backend=self.backend,
         )
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # The authors' two code bases wrap the kernel in a module called `linear`.
-        published = prefix + "linear.weight"
-        if published in state_dict:
-            state_dict[prefix + "weight"] = state_dict.pop(published)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"groups={self.groups}, b={self.b:g}, maxout={self.maxout}, scale={self.scale:g}"
+            f"groups={self.groups}, {super().extra_repr()}"
         )

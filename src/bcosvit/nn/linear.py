@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule, twin_of
 from bcosvit.ops import bcos_linear, bcos_mlp
-from bcosvit.ops.bcos import Transform
+from bcosvit.ops.bcos import BcosOptions
 from bcosvit.ops.dispatch import unit_rows
 
 
 def check_bcos(b: float, maxout: int) -> None:
-    """What holds for every B-cos layer; B < 1 would reward *mis*alignment."""
+    """Raises ``ValueError`` for options that no B-cos layer has; B < 1 rewards *mis*alignment."""
     if not (math.isfinite(b) and b >= 1):
         raise ValueError(f"B = {b} is not allowed: the B-cos exponent is a finite number B >= 1.")
     if not (isinstance(maxout, int) and maxout >= 1):
@@ -21,26 +21,66 @@ def check_bcos(b: float, maxout: int) -> None:
 
 
 class BcosLayer(DynamicModule):
-    """What has a weight with one row a unit, of which only the direction counts."""
+    """The base class of B-cos layers: of a unit's weight only the direction counts.
+
+    Args:
+        b: The exponent B >= 1; larger values reward alignment more.
+        maxout: Units per output, of which the largest counts.
+        scale: The factor γ on the output.
+        eps: Added to the squared norm of the input.
+    """
 
     weight: nn.Parameter
 
     prepared: bool = False
     """In a prepared view: ``weight`` has unit rows already."""
 
+    def __init__(self, *, b: float, maxout: int, scale: float, eps: float) -> None:
+        super().__init__()
+        check_bcos(b, maxout)
+        self.b = float(b)
+        self.maxout = maxout
+        self.scale = float(scale)
+        self.eps = eps
+
+    @property
+    def options(self) -> BcosOptions:
+        """What the layer does with its weight."""
+        return {"b": self.b, "maxout": self.maxout, "scale": self.scale, "eps": self.eps}
+
     def prepare(self, dtype: torch.dtype | None) -> None:
-        # Not a parameter any more: a prepared view is not trained.
+        # No parameter any more: a prepared view is not trained.
         unit = unit_rows(self.weight).to(dtype or self.weight.dtype)
         self._parameters["weight"] = unit  # type: ignore[assignment]
         self.prepared = True
 
     def unit_weight(self) -> Tensor:
-        """ŵ"""
+        """ŵ, the weight with rows of norm one."""
         return self.weight if self.prepared else unit_rows(self.weight)
+
+    def extra_repr(self) -> str:
+        return f"b={self.b:g}, maxout={self.maxout}, scale={self.scale:g}"
 
 
 class BcosLinear(BcosLayer):
-    """γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``maxout`` units an output (SPEC 1.1, 1.2)."""
+    """The B-cos transform γ·|cos(x, ŵ)|^(B−1)·(ŵ·x) in place of ``nn.Linear`` (the paper's Eq. 8).
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        b: The exponent B >= 1; larger values reward alignment more.
+        maxout: Units per output, of which the largest counts.
+        scale: The factor γ on the output.
+        eps: Added to the squared norm of the input.
+
+    Raises:
+        ValueError: ``b`` or ``maxout`` is less than 1.
+
+    Example:
+        >>> layer = BcosLinear(8, 3, maxout=2)
+        >>> layer(torch.rand(5, 8)).shape
+        torch.Size([5, 3])
+    """
 
     def __init__(
         self,
@@ -52,36 +92,23 @@ class BcosLinear(BcosLayer):
         scale: float = 1.0,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__()
-        check_bcos(b, maxout)
+        super().__init__(b=b, maxout=maxout, scale=scale, eps=eps)
         self.in_features = in_features
         self.out_features = out_features
-        self.b = float(b)
-        self.maxout = maxout
-        self.scale = float(scale)
-        self.eps = eps
         self.weight = nn.Parameter(torch.empty(out_features * maxout, in_features))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         return bcos_linear(
-            x, self.unit_weight(), **self.transform, frozen=self.frozen, backend=self.backend
+            x, self.unit_weight(), **self.options, frozen=self.frozen, backend=self.backend
         )
-
-    @property
-    def transform(self) -> Transform:
-        """What the layer does with its weight, for the ops."""
-        return {"b": self.b, "m": self.maxout, "scale": self.scale, "eps": self.eps}
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_features}, {self.out_features}, b={self.b:g}, maxout={self.maxout}, "
-            f"scale={self.scale:g}"
-        )
+        return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"
 
 
 class BcosMLP(nn.Sequential):
-    """Two B-cos transforms, nothing between them (the paper's Eq. 15)."""
+    """Two B-cos transforms with nothing between them (the paper's Eq. 16)."""
 
     def __init__(self, up: BcosLinear, down: BcosLinear) -> None:
         super().__init__(up, down)
@@ -93,8 +120,8 @@ class BcosMLP(nn.Sequential):
             x,
             up.unit_weight(),
             down.unit_weight(),
-            up.transform,
-            down.transform,
+            up.options,
+            down.options,
             frozen=up.frozen,
             backend=up.backend,
         )

@@ -17,11 +17,11 @@ from bcosvit.ops.dispatch import Backend, constant_if, use_triton, wide, window_
 Pair = tuple[int, int]
 
 
-class Transform(TypedDict):
+class BcosOptions(TypedDict):
     """What a B-cos transform is made of besides its weight; see :func:`bcos_linear`."""
 
     b: float
-    m: int
+    maxout: int
     scale: float
     eps: float
 
@@ -31,20 +31,20 @@ def bcos_linear(
     weight: Tensor,
     *,
     b: float = 2.0,
-    m: int = 1,
+    maxout: int = 1,
     scale: float = 1.0,
     eps: float = 1e-6,
     frozen: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Computes γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``m`` units per output.
+    """Computes γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``maxout`` units per output.
 
     Args:
         x: [..., d].
         weight: [m·c, d], its rows of norm one already (``unit_rows``), which is why MaxOut may come
             before the scaling.
         b: The exponent B; 1 is an ordinary linear layer with unit rows.
-        m: Units per output.
+        maxout: m, the units per output.
         scale: The factor γ.
         eps: Added to the squared norm of ``x``, so that zero inputs have finite gradients.
         frozen: Whether the gradient with respect to ``x`` is the dynamic matrix W(x).
@@ -62,17 +62,17 @@ def bcos_linear(
         from bcosvit.ops import bcos_triton
 
         run = bcos_triton.bcos_linear
-        return run(x, weight, b=b, m=m, scale=scale, eps=eps, frozen=frozen)[0]
+        return run(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)[0]
     norm = row_norms(x, b, eps, frozen)
-    return _scaled_units(F.linear(x, weight), norm, b=b, m=m, scale=scale, frozen=frozen)
+    return _scaled_units(F.linear(x, weight), norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
 
 
 def bcos_mlp(
     x: Tensor,
     up: Tensor,
     down: Tensor,
-    up_by: Transform,
-    down_by: Transform,
+    up_by: BcosOptions,
+    down_by: BcosOptions,
     *,
     frozen: bool = False,
     backend: Backend = "auto",
@@ -94,7 +94,7 @@ def bcos_mlp(
         [..., c].
 
     Example:
-        >>> by = Transform(b=2.0, m=1, scale=1.0, eps=1e-6)
+        >>> by = BcosOptions(b=2.0, maxout=1, scale=1.0, eps=1e-6)
         >>> bcos_mlp(torch.ones(2), torch.eye(2), torch.eye(2), by, by).shape
         torch.Size([2])
     """
@@ -116,7 +116,7 @@ def bcos_conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
     b: float = 2.0,
-    m: int = 1,
+    maxout: int = 1,
     scale: float = 1.0,
     eps: float = 1e-6,
     frozen: bool = False,
@@ -140,14 +140,14 @@ def bcos_conv2d(
         >>> bcos_conv2d(torch.ones(1, 2, 4, 4), torch.full((3, 2, 2, 2), 8**-0.5)).shape
         torch.Size([1, 3, 3, 3])
     """
-    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    window: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     if use_triton(backend, x):
         from bcosvit.ops import bcos_triton
 
+        how: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "eps": eps}
         run = bcos_triton.bcos_conv2d
-        how = {"b": b, "m": m, "scale": scale, "eps": eps, "frozen": frozen}
-        return run(x, weight, **window, groups=groups, **how)  # type: ignore[arg-type]
-    linear = maxout(F.conv2d(x, weight, None, **window, groups=groups), m, dim=1)
+        return run(x, weight, **window, groups=groups, **how, frozen=frozen)
+    linear = largest_units(F.conv2d(x, weight, None, **window, groups=groups), maxout, dim=1)
     if b == 1:
         return scale * linear
     squares = wide(constant_if(frozen, x)).square().unflatten(1, (groups, -1)).sum(2)
@@ -163,7 +163,7 @@ def bcos_scale(
     norm: Tensor | None,
     *,
     b: float,
-    m: int,
+    maxout: int,
     scale: float,
     frozen: bool = False,
     backend: Backend = "auto",
@@ -179,14 +179,14 @@ def bcos_scale(
         [..., c].
 
     Example:
-        >>> bcos_scale(torch.tensor([3.0, -5.0]), torch.tensor([5.0]), b=2, m=2, scale=1)
+        >>> bcos_scale(torch.tensor([3.0, -5.0]), torch.tensor([5.0]), b=2, maxout=2, scale=1)
         tensor([1.8000])
     """
     if use_triton(backend, units):
         from bcosvit.ops import bcos_triton
 
-        return bcos_triton.bcos_scale(units, norm, b=b, m=m, scale=scale, frozen=frozen)
-    return _scaled_units(units, norm, b=b, m=m, scale=scale, frozen=frozen)
+        return bcos_triton.bcos_scale(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
+    return _scaled_units(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
 
 
 def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
@@ -197,9 +197,9 @@ def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
 
 
 def _scaled_units(
-    units: Tensor, norm: Tensor | None, *, b: float, m: int, scale: float, frozen: bool
+    units: Tensor, norm: Tensor | None, *, b: float, maxout: int, scale: float, frozen: bool
 ) -> Tensor:
-    linear = maxout(units, m, dim=-1)
+    linear = largest_units(units, maxout, dim=-1)
     if b == 1:
         return scale * linear
     assert norm is not None
@@ -227,8 +227,8 @@ def _cosine_scaled(linear: Tensor, norm: Tensor, b: float, scale: float, frozen:
     return scale * power * linear
 
 
-def maxout(units: Tensor, m: int, dim: int) -> Tensor:
-    """The largest of each ``m`` neighboring units along ``dim``, which alone gets the gradient.
+def largest_units(units: Tensor, m: int, dim: int) -> Tensor:
+    """MaxOut: the largest of each ``m`` neighboring units along ``dim``; it takes the gradient.
 
     Of equal units the first one wins.
     """

@@ -19,7 +19,7 @@ Letters: R rows, D inputs, C outputs per row, M units per output, U = M·C units
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +36,10 @@ _WIDEST = 1024
 
 
 def bcos_scale(
-    units: Tensor, norm: Tensor | None, *, b: float, m: int, scale: float, frozen: bool = False
+    units: Tensor, norm: Tensor | None, *, b: float, maxout: int, scale: float, frozen: bool = False
 ) -> Tensor:
     return bcos_scale_and_squares(
-        units, norm, b=b, m=m, scale=scale, frozen=frozen, with_squares=False
+        units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen, with_squares=False
     )[0]
 
 
@@ -48,7 +48,7 @@ def bcos_scale_and_squares(
     norm: Tensor | None,
     *,
     b: float,
-    m: int,
+    maxout: int,
     scale: float,
     frozen: bool,
     with_squares: bool,
@@ -58,7 +58,7 @@ def bcos_scale_and_squares(
     norms = flat_norms(norm, rows, b, frozen)
     keep = torch.is_grad_enabled() and units.requires_grad
     run = _Scale.apply if launches_directly(rows) else _scale
-    out, _, squares = run(rows, norms, m, b, scale, frozen, keep, with_squares)
+    out, _, squares = run(rows, norms, maxout, b, scale, frozen, keep, with_squares)
     lead = units.shape[:-1]
     return out.view(*lead, -1), squares.view(*lead, 1) if with_squares else squares
 
@@ -260,7 +260,7 @@ def bcos_linear(
     weight: Tensor,
     *,
     b: float,
-    m: int,
+    maxout: int,
     scale: float,
     eps: float,
     frozen: bool,
@@ -280,10 +280,10 @@ def bcos_linear(
     if torch.is_autocast_enabled(x.device.type):
         narrow = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(narrow), weight.to(narrow)
-    options = {"b": b, "m": m, "scale": scale, "frozen": frozen, "with_squares": with_squares}
-    if fuses(x, weight, m):
-        return product(x, weight, norm, **options)  # type: ignore[arg-type]
-    return bcos_scale_and_squares(F.linear(x, weight), norm, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "frozen": frozen}
+    if fuses(x, weight, maxout):
+        return product(x, weight, norm, **options, with_squares=with_squares)
+    return bcos_scale_and_squares(F.linear(x, weight), norm, **options, with_squares=with_squares)
 
 
 def fuses(x: Tensor, weight: Tensor, m: int) -> bool:
@@ -300,7 +300,7 @@ def product(
     norm: Tensor | None,
     *,
     b: float,
-    m: int,
+    maxout: int,
     scale: float,
     frozen: bool,
     with_squares: bool = False,
@@ -310,7 +310,7 @@ def product(
     norms = flat_norms(norm, rows, b, frozen)
     keep = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     run = _Product.apply if launches_directly(rows) else _product
-    out, _, squares = run(rows, weight, norms, m, b, scale, frozen, keep, with_squares)
+    out, _, squares = run(rows, weight, norms, maxout, b, scale, frozen, keep, with_squares)
     lead = x.shape[:-1]
     return out.view(*lead, -1), squares.view(*lead, 1) if with_squares else squares
 
@@ -415,7 +415,7 @@ def bcos_conv2d(
     dilation: tuple[int, int],
     groups: int,
     b: float,
-    m: int,
+    maxout: int,
     scale: float,
     eps: float,
     frozen: bool,
@@ -423,7 +423,8 @@ def bcos_conv2d(
     kernel = (weight.shape[2], weight.shape[3])
     if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1:
         rows = x.permute(0, 2, 3, 1)
-        out, _ = bcos_linear(rows, weight.flatten(1), b=b, m=m, scale=scale, eps=eps, frozen=frozen)
+        options: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "eps": eps}
+        out, _ = bcos_linear(rows, weight.flatten(1), **options, frozen=frozen)
         return out.permute(0, 3, 1, 2)
     x = x.contiguous(memory_format=torch.channels_last)
     units = F.conv2d(x, weight, None, stride, padding, dilation, groups)
@@ -441,7 +442,7 @@ def bcos_conv2d(
         units.permute(0, 2, 3, 1).unflatten(-1, (groups, -1)),
         norm,
         b=b,
-        m=m,
+        maxout=maxout,
         scale=scale,
         frozen=frozen,
     )

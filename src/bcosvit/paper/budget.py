@@ -20,8 +20,7 @@ from typing import Any
 
 from bcosvit.data.dataset import Source, Split
 from bcosvit.metrics import write_summary
-from bcosvit.models.catalog import create_model
-from bcosvit.models.weights import save
+from bcosvit.models.base import create_model, save
 from bcosvit.paper.runs import Runs, read_json
 from bcosvit.paper.schedule import with_epochs
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bcosvit.data.dataset import open_source
-from bcosvit.models.catalog import create_model
+from bcosvit.models.base import create_model
 from bcosvit.paper.budget import Clock, fitted
 from bcosvit.paper.catalog import find_figures
 from bcosvit.paper.figure import Outcome, PaperFigure, Row

@@ -25,11 +25,10 @@ import torch
 
 from bcosvit.data.dataset import Source
 from bcosvit.metrics import write_summary
-from bcosvit.models.card import RUN_KEY
-from bcosvit.models.catalog import model_config
-from bcosvit.models.config import Config, DenseNetConfig, to_dict
-from bcosvit.models.pretrained import locate
-from bcosvit.models.weights import read_metadata, save_state
+from bcosvit.models.config import Config, DenseNetConfig
+from bcosvit.models.hub import locate
+from bcosvit.models.registry import model_config, to_dict
+from bcosvit.models.weights import RUN_KEY, read_metadata, save_state
 from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.predictor import choose_device

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from bcosvit.models.catalog import BACKBONES, FAMILIES
+from bcosvit.models.densenet import VARIANTS as BACKBONES
+from bcosvit.models.vit import FAMILIES
 from bcosvit.paper.study import Study
 
 SIZE_NAMES = {"ti": "Ti", "s": "S", "b": "B"}

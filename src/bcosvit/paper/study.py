@@ -7,8 +7,9 @@ from typing import Any
 
 from bcosvit.attribution import explainers
 from bcosvit.messages import pick
-from bcosvit.models.catalog import BACKBONES, SIZES, TAPS
-from bcosvit.models.pretrained import locate
+from bcosvit.models.densenet import VARIANTS as BACKBONES
+from bcosvit.models.hub import locate
+from bcosvit.models.vit import SIZES, TAPS
 
 FLAVORS = ("v2", "v1")
 """Of the B-cos backbone."""

@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bcosvit.files import atomic
-from bcosvit.models.card import CLASSES_KEY, RUN_KEY, title
-from bcosvit.models.weights import save_state
+from bcosvit.models.card import model_card
+from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, save_state
 from bcosvit.train.record import Plan
 from bcosvit.train.task import Task, model_state
 
@@ -61,30 +61,15 @@ class BestModel(Callback):
 
     def _card(self) -> str:
         plan = self.plan
-        classes = ", ".join(plan.classes[:20])
-        more = f" and {len(plan.classes) - 20} more" if len(plan.classes) > 20 else ""
-        explained = (
-            "Its explanations are its own: every prediction comes with the contribution of each "
-            "pixel.\n"
-            if plan.model.family == "bcos"
-            else "It is a conventional model: explanations of it are post hoc.\n"
+        images = f"{plan.train_images} for training, {plan.val_images} for validation"
+        epochs = f"{plan.recipe.epochs} (`run.yaml` has the whole recipe)"
+        return model_card(
+            plan.model,
+            self._notes(),
+            weights=WEIGHTS,
+            details={
+                "input": f"RGB in [0, 1], {plan.image_size}×{plan.image_size} pixels",
+                "epochs": epochs,
+                "images": images,
+            },
         )
-        return f"""# {title(plan.model)}
-
-Trained with bcosvit on `{plan.data}` by the recipe `{plan.recipe_name}` (`run.yaml` has all of it).
-{explained}
-| | |
-|---|---|
-| validation accuracy | {self.accuracy:.2%}, epoch {self.epoch} of {plan.recipe.epochs} |
-| images | {plan.train_images} for training, {plan.val_images} for validation |
-| classes | {len(plan.classes)}: {classes}{more} |
-| input | RGB in [0, 1], {plan.image_size}×{plan.image_size} pixels |
-
-```python
-import bcosvit
-
-model = bcosvit.load("{WEIGHTS}")
-logits = model(images)  # [B, 3, {plan.image_size}, {plan.image_size}]
-{"attribution = bcosvit.explain(model, images)" if plan.model.family == "bcos" else ""}
-```
-"""

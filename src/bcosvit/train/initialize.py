@@ -9,9 +9,10 @@ from torch import Tensor
 from bcosvit.models.base import Classifier
 from bcosvit.models.config import Config, DenseNetConfig
 from bcosvit.models.densenet import DenseNet
-from bcosvit.models.pretrained import locate
+from bcosvit.models.hub import locate
+from bcosvit.models.published import load_backbone
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.models.weights import load_backbone, load_state, read_config
+from bcosvit.models.weights import load_state, read_config
 
 
 def config_in(path: str | Path) -> Config | None:

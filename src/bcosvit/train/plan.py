@@ -1,13 +1,12 @@
 """From what was asked for to a plan in which nothing is left open."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bcosvit.data.dataset import Source, open_source
-from bcosvit.models.catalog import model_config
-from bcosvit.models.config import FROM_FAMILY, Config, DenseNetConfig, ModelConfig
+from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
+from bcosvit.models.registry import model_config
 from bcosvit.train.initialize import config_in
 from bcosvit.train.recipe import QUICK_MODEL, Recipe, change, find_recipe
 from bcosvit.train.record import Plan, differences
@@ -106,25 +105,12 @@ def _model(
                 "train_backbone is not allowed for a DenseNet, which is all backbone; leave it out."
             )
         options.setdefault("train_backbone", recipe.train_backbone)
-    config = model_config(model, **options) if isinstance(model, str) else _replace(model, options)
+    config = model_config(model, **options) if isinstance(model, str) else model.replace(**options)
     if isinstance(config, ModelConfig) and config.image_size[0] != config.image_size[1]:
         raise ValueError(
             f"image_size = {config.image_size} is not allowed: training pictures are square."
         )
     return config
-
-
-def _replace(config: Config, options: dict[str, Any]) -> Config:
-    allowed = [field.name for field in dataclasses.fields(config)]
-    for option in options:
-        if option not in allowed:
-            raise ValueError(f"The model has no option {option!r}; it has {', '.join(allowed)}.")
-    if isinstance(config, DenseNetConfig) and "logit_bias" not in options:
-        usual = dataclasses.replace(config, logit_bias=FROM_FAMILY)
-        # What followed from the number of classes follows from the new number.
-        if usual.logit_bias == config.logit_bias:
-            options["logit_bias"] = FROM_FAMILY
-    return dataclasses.replace(config, **options)
 
 
 def _check_backbone(plan: Plan) -> None:

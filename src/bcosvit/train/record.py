@@ -12,7 +12,8 @@ import yaml
 
 import bcosvit
 from bcosvit.files import atomic
-from bcosvit.models.config import Config, DenseNetConfig, from_dict, to_dict
+from bcosvit.models.config import Config, DenseNetConfig
+from bcosvit.models.registry import from_dict, to_dict
 from bcosvit.train.recipe import Recipe
 
 RECORD = "run.yaml"

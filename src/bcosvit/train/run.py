@@ -22,8 +22,7 @@ from rich.console import Console
 
 from bcosvit.data.dataset import Source, SourceError, Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
-from bcosvit.models.base import AnyModel
-from bcosvit.models.catalog import create_model
+from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
 from bcosvit.train import record
 from bcosvit.train.best import WEIGHTS, BestModel
