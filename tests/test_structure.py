@@ -1,9 +1,11 @@
 """House rules that readers rely on: who imports whom, where freezing happens, what is light."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import bcosvit
@@ -65,6 +67,42 @@ def test_who_imports_whom():
 def test_every_package_has_a_rule():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages == set(MAY_IMPORT)
+
+
+def module_name(path: Path) -> str:
+    parts = ("bcosvit", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in ROOT.rglob("*.py")}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of ours that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (inner & MODULES.keys()) or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & MODULES.keys()
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    # Raises CycleError, which names the modules.
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_name_hides_a_module():
+    hidden = []
+    for name in MODULES.keys() - {"bcosvit", "bcosvit.__main__"}:
+        module = importlib.import_module(name)
+        parent, _, last = name.rpartition(".")
+        if getattr(sys.modules[parent], last) is not module:
+            hidden.append(name)
+    assert hidden == []
 
 
 def test_freezing_stands_in_one_place():

@@ -59,7 +59,7 @@ def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
         module: The module's full name. It may be a module of bcosvit that imports the optional
             library itself.
         extra: The extra of bcosvit that installs what is missing.
-        purpose: What needs the module, as the predictor of the error message.
+        purpose: What needs the module, as the subject of the error message.
 
     Returns:
         The imported module.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from bcosvit.messages import unknown
+from bcosvit.messages import pick, unknown
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,14 +106,7 @@ class Registry(Generic[T]):
             >>> digits.pick("two, one")
             {'two': 2, 'one': 1}
         """
-        if names.strip() == "all":
-            return dict(self._all())
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
-        if not wanted:
-            raise ValueError(
-                f"No {self.kind} is named in {names!r}; choose from {', '.join(self.names())}."
-            )
-        return {name: self.get(name) for name in wanted}
+        return {name: self.get(name) for name in pick(names, self.names(), self.kind)}
 
     def __contains__(self, name: object) -> bool:
         return name in self._all()

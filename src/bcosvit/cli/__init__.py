@@ -4,15 +4,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bcosvit.cli.bcosify import bcosify
-from bcosvit.cli.doctor import doctor
-from bcosvit.cli.evaluate import evaluate
-from bcosvit.cli.explain import explain
-from bcosvit.cli.export import export
-from bcosvit.cli.info import info
-from bcosvit.cli.reproduce import reproduce
-from bcosvit.cli.serve import serve
-from bcosvit.cli.train import train
+from bcosvit.cli import (
+    bcosify,
+    doctor,
+    evaluate,
+    explain,
+    export,
+    info,
+    reproduce,
+    serve,
+    train,
+)
 
 app = typer.Typer(
     help="Vision transformers that explain themselves.",
@@ -21,7 +23,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (explain, train, evaluate, reproduce, export, bcosify, serve, info, doctor):
+for command in (
+    explain.explain,
+    train.train,
+    evaluate.evaluate,
+    reproduce.reproduce,
+    export.export,
+    bcosify.bcosify,
+    serve.serve,
+    info.info,
+    doctor.doctor,
+):
     app.command()(command)
 
 

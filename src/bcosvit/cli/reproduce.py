@@ -86,16 +86,14 @@ def reproduce(
     from pathlib import Path
 
     from bcosvit.attribution import explainers
+    from bcosvit.messages import require
     from bcosvit.settings import parse_settings
 
-    try:
-        from bcosvit.paper.reproduce import reproduce as run
-        from bcosvit.paper.study import Study
-        from bcosvit.train import Stopped
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"Training needs {missing.name}, which is not installed: pip install 'bcosvit[train]'."
-        ) from missing
+    require("bcosvit.paper.reproduce", extra="train", purpose="Training")
+    from bcosvit.paper.reproduce import reproduce as run
+    from bcosvit.paper.study import Study
+    from bcosvit.train import Stopped
+
     backbones = {"bcos_densenet121": bcos_backbone, "densenet121": conventional_backbone}
     study = Study(
         data=data,

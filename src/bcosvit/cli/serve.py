@@ -39,14 +39,12 @@ def serve(
     bcosvit serve --weights best.safetensors --host 0.0.0.0 --port 80
     --max-upload 5 --concurrency 4 --device cuda
     """
-    try:
-        from bcosvit.web.app import serving
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"Serving needs {missing.name}, which is not installed: pip install 'bcosvit[web]'."
-        ) from missing
+    from bcosvit.messages import require
+
+    require("bcosvit.web.app", extra="web", purpose="Serving")
     from bcosvit.predictor import Predictor
     from bcosvit.web.answers import Answers
+    from bcosvit.web.app import serving
     from bcosvit.web.limits import Limits
 
     limits = Limits(

@@ -62,15 +62,13 @@ def train(
 
     bcosvit train --resume --out runs/ti
     """
+    from bcosvit.messages import require
     from bcosvit.settings import parse_settings
 
-    try:
-        from bcosvit.train import Machines, Stopped
-        from bcosvit.train import train as run
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"Training needs {missing.name}, which is not installed: pip install 'bcosvit[train]'."
-        ) from missing
+    require("bcosvit.train", extra="train", purpose="Training")
+    from bcosvit.train import Machines, Stopped
+    from bcosvit.train import train as run
+
     changes = parse_settings(settings or [])
     if seed is not None:
         changes["seed"] = seed

@@ -1,6 +1,5 @@
 """Graphs on disk, as ONNX or as torch's own, with what a user of the file must know inside it."""
 
-import importlib
 import json
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch.export import ExportedProgram
 
 from bcosvit.export.graph import inputs, outputs
 from bcosvit.files import atomic
+from bcosvit.messages import require
 from bcosvit.models.weights import CLASSES_KEY, CONFIG_KEY
 from bcosvit.predictor import Predictor
 from bcosvit.report.provenance import versions
@@ -39,14 +39,8 @@ def notes_on(predictor: Predictor) -> dict[str, str]:
 
 def check_onnx() -> None:
     """Raises ``ValueError`` where what ONNX files need is not installed."""
-    try:
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"ONNX files need {missing.name}, which is not installed: pip install "
-            f"'bcosvit[export]'."
-        ) from missing
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        require(name, extra="export", purpose="Writing ONNX files")
 
 
 def write_onnx(

@@ -63,8 +63,9 @@ def bcos_linear(
 
         run = bcos_triton.bcos_linear
         return run(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)[0]
+    units = F.linear(x, weight)
     norm = row_norms(x, b, eps, frozen)
-    return _scaled_units(F.linear(x, weight), norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
+    return _scaled_units(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
 
 
 def bcos_mlp(
