@@ -2,20 +2,23 @@
 
 import doctest
 import importlib
-import pkgutil
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+import bcosvit
 import bcosvit.data
 
-PACKAGES = (bcosvit.data,)
-MODULES = ["bcosvit.messages", "bcosvit.registry"] + [
-    info.name
-    for package in PACKAGES
-    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-]
+ROOT = Path(bcosvit.__file__).parents[1]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.rglob("bcosvit/**/*.py")
+    if ">>>" in path.read_text("utf-8")
+)
+NAMES = {"bcosvit": bcosvit, "torch": torch}
+"""What examples may use without importing it."""
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -23,5 +26,7 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Image.new("RGB", (64, 48)).save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    names = {public: getattr(bcosvit.data, public) for public in bcosvit.data.__all__}
+    names = dict(NAMES)
+    if name.startswith("bcosvit.data."):
+        names |= {public: getattr(bcosvit.data, public) for public in bcosvit.data.__all__}
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -53,7 +53,7 @@ def summarize(config: Config, *, batch: int = 1) -> ModelSummary:
         >>> from bcosvit.models import model_config
         >>> summary = summarize(model_config("bcos_vit_ti_38"))
         >>> summary.grid, sum(part.parameters for part in summary.parts)
-        ((14, 14), 0)
+        ((14, 14), 14688064)
     """
     with torch.device("meta"):
         model = create_model(config)
