@@ -144,12 +144,11 @@ def everything() -> Iterator[tuple[str, object]]:
             predictor.model,
             pictures,
             bcosvit.explainers(predictor.model),
-            localization=GridPointingGame(grids=5),
-            perturbation=PixelPerturbation(images=10),
+            metrics=[GridPointingGame(grids=5), PixelPerturbation(images=10), "masks"],
             masks=pictures.masks(),
         )
         for name in ("accuracy", "localization", "perturbation", "masks"):
-            yield f"evaluate/{name}", list(getattr(found, name).rows())
+            yield f"evaluate/{name}", list(found[name].rows())
 
 
 def main() -> None:

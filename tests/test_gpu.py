@@ -134,7 +134,7 @@ def test_evaluation_equals_cpu(monkeypatch):
 
     def measured():
         metric = PixelPerturbation(images=10)
-        return evaluate(model, data, localization=None, perturbation=metric, batch_size=4)
+        return evaluate(model, data, metrics=[metric], batch_size=4)
 
     cpu = measured()
     model.cuda()
@@ -142,12 +142,12 @@ def test_evaluation_equals_cpu(monkeypatch):
     for mine, theirs in zip(gpu.accuracy.predictions, cpu.accuracy.predictions, strict=True):
         assert (mine.key, mine.predicted) == (theirs.key, theirs.predicted)
         assert mine.log_odds == pytest.approx(theirs.log_odds, rel=1e-3, abs=1e-3)
-    assert [image.key for image in gpu.perturbation.images] == [
-        image.key for image in cpu.perturbation.images
+    assert [image.key for image in gpu["perturbation"].images] == [
+        image.key for image in cpu["perturbation"].images
     ]
     torch.testing.assert_close(
-        gpu.perturbation.confidences["inherent"],
-        cpu.perturbation.confidences["inherent"],
+        gpu["perturbation"].confidences["inherent"],
+        cpu["perturbation"].confidences["inherent"],
         rtol=0,
         atol=0.05,
     )

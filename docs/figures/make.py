@@ -22,7 +22,7 @@ import bcosvit
 from bcosvit.attribution.color import color_image
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import Scenes
-from bcosvit.metrics.localization import grid_images
+from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.models import Classifier
 from bcosvit.nn import BcosEncoding, BcosLinear, frozen_view
 from bcosvit.report.figures import Tile, contribution_image, on_white, panel, photo_image

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bcosvit._torchvision import torchvision
-from bcosvit.metrics import Bootstrap, Prediction, confidence, log_odds, most_confident, predict
-from bcosvit.metrics.accuracy import accuracy_of, places
-from bcosvit.metrics.samples import Reader
+from bcosvit.metrics import Bootstrap, Prediction, most_confident
+from bcosvit.metrics.accuracy import Accuracy, places, predict
+from bcosvit.metrics.loader import Reader
+from bcosvit.predictor import confidence, log_odds
 from tests.metrics.fakes import Patches, color_model
 from tests.reference import metrics as reference
 
@@ -77,13 +78,15 @@ def test_a_row_an_image():
 
 def test_accuracy_counts_every_key_once():
     rows = [row("a", 1), row("b", 1, place=3), row("c", 1, place=7), row("a", 1)]
-    found = accuracy_of(rows, Bootstrap())
+    metric = Accuracy()
+    items = metric.select(rows)
+    found = metric.result(items, {}, Bootstrap(), len(rows) - len(items))
     assert found.repeated == 1
     assert found.top1.mean == pytest.approx(1 / 3)
     assert found.top5.mean == pytest.approx(2 / 3)
     assert found.top1.count == 3
     with pytest.raises(ValueError, match="both called 'a'"):
-        accuracy_of([*rows, row("a", 1, label=2)], Bootstrap())
+        metric.select([*rows, row("a", 1, label=2)])
 
 
 def test_the_surest_first_and_only_what_is_right():

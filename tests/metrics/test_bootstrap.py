@@ -41,7 +41,7 @@ def test_seeded_and_in_chunks(monkeypatch):
     assert Bootstrap(seed=1).means(values) == whole
     assert Bootstrap(seed=2).means(values) != whole
     assert Bootstrap(seed=1).mean(values[:, 1]) == whole[1]
-    monkeypatch.setattr("bcosvit.metrics.bootstrap.AT_ONCE", 1000)
+    monkeypatch.setattr("bcosvit.metrics.statistics.AT_ONCE", 1000)
     assert Bootstrap(seed=1).means(values) == whole
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bcosvit.metrics import Bootstrap, GridPointingGame, localization_score
-from bcosvit.metrics.localization import Localization, cell_shares, grid_images
+from bcosvit.metrics import Bootstrap, ExplainedBatch, GridPointingGame, localization_score
+from bcosvit.metrics.grid_pointing import cell_shares, grid_images
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
 from tests.metrics.test_accuracy import row
 from tests.reference import metrics as reference
@@ -66,7 +66,7 @@ def images_of(*counts: int):
 
 
 def test_the_surest_unused_image_of_each_class():
-    grids = GridPointingGame().plan(images_of(3, 3, 3, 3, 3, 3))
+    grids = GridPointingGame().select(images_of(3, 3, 3, 3, 3, 3))
     taken = collections.defaultdict(list)
     for grid in grids:
         assert len({image.label for image in grid}) == 4
@@ -77,7 +77,7 @@ def test_the_surest_unused_image_of_each_class():
 
 
 def test_exactly_four_classes():
-    grids = GridPointingGame().plan(images_of(3, 5, 3, 4))
+    grids = GridPointingGame().select(images_of(3, 5, 3, 4))
     assert len(grids) == 3
     assert all({image.label for image in grid} == {0, 1, 2, 3} for grid in grids)
     # Neither classes nor their places in the grid follow the labels' order.
@@ -87,7 +87,7 @@ def test_exactly_four_classes():
 def test_no_more_grids_than_asked_for_and_wrong_images_never_show():
     predictions = images_of(9, 9, 9, 9, 9)
     predictions += [row("wrong", 99.0, label=2, place=1)]
-    grids = GridPointingGame(grids=5).plan(predictions)
+    grids = GridPointingGame(grids=5).select(predictions)
     assert len(grids) == 5
     assert all(image.correct for grid in grids for image in grid)
 
@@ -95,12 +95,12 @@ def test_no_more_grids_than_asked_for_and_wrong_images_never_show():
 def test_grids_are_seeded_and_do_not_depend_on_the_order_of_images():
     predictions = images_of(9, 9, 9, 9, 9, 9)
     game = GridPointingGame(grids=8, seed=3)
-    assert game.plan(predictions) == game.plan(predictions[::-1])
-    assert game.plan(predictions) != GridPointingGame(grids=8, seed=4).plan(predictions)
+    assert game.select(predictions) == game.select(predictions[::-1])
+    assert game.select(predictions) != GridPointingGame(grids=8, seed=4).select(predictions)
 
 
 def test_classes_are_drawn_evenly():
-    grids = GridPointingGame(grids=400).plan(images_of(*[400] * 8))
+    grids = GridPointingGame(grids=400).select(images_of(*[400] * 8))
     counts = collections.Counter(image.label for grid in grids for image in grid)
     # 1,600 draws over 8 classes; 40 is about three standard deviations.
     assert all(abs(count - 200) < 40 for count in counts.values())
@@ -108,9 +108,9 @@ def test_classes_are_drawn_evenly():
 
 def test_fewer_than_four_classes_are_refused_but_a_bad_model_is_not():
     with pytest.raises(ValueError, match="hold 3 classes, but a grid shows 4"):
-        GridPointingGame().plan(images_of(5, 5, 5))
+        GridPointingGame().select(images_of(5, 5, 5))
     wrong = [row(str(label), 0.0, label=label, place=1) for label in range(4)]
-    assert GridPointingGame().plan(wrong) == []
+    assert GridPointingGame().select(wrong) == []
     with pytest.raises(ValueError, match="grids = 0"):
         GridPointingGame(grids=0)
 
@@ -125,17 +125,28 @@ def test_every_class_of_a_grid_is_explained():
         methods = (Contributions(), Contributions(-1), Uniform())
         return {repr(m): m(model, images, targets).map for m in methods}
 
-    scores = GridPointingGame().scores(cells, labels, explain)
+    pictures, targets = GridPointingGame().compose(cells, labels)
+    batch = ExplainedBatch(
+        model=model,
+        images=pictures,
+        labels=targets,
+        keys=["a", "b"],
+        maps=explain(pictures, targets),
+        masks=None,
+        batch_size=8,
+        from_encoded=model.from_encoded,
+    )
+    scores = GridPointingGame().score(batch)
     assert scores["Contributions(sign=1.0)"].min() > 0.999
     assert scores["Contributions(sign=-1)"].max() < 0.34
     assert scores["Uniform(value=1.0)"].tolist() == [[0.25] * 4] * 2
 
 
 def test_means_resample_grids():
-    grids = GridPointingGame().plan(images_of(9, 9, 9, 9))
+    grids = GridPointingGame().select(images_of(9, 9, 9, 9))
     # All of a grid's four scores are alike, so resampling cells would halve the interval.
     scores = torch.rand(9, 1, dtype=torch.float64).expand(9, 4)
-    found = Localization.of(GridPointingGame(), grids, {"m": scores}, Bootstrap())
+    found = GridPointingGame().result(grids, {"m": scores}, Bootstrap())
     assert found.means["m"] == Bootstrap().mean(scores[:, 0])
     rows = list(found.rows())
     assert len(rows) == 36

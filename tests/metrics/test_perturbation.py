@@ -6,12 +6,27 @@ import pytest
 import torch
 
 from bcosvit import create_model, explain
-from bcosvit.metrics import Bootstrap, PixelPerturbation, area_between, confidence
-from bcosvit.metrics.perturbation import Perturbation, confidence_curves, removal_places
+from bcosvit.metrics import Bootstrap, ExplainedBatch, PixelPerturbation, area_between
+from bcosvit.metrics.perturbation import confidence_curves, removal_places
+from bcosvit.predictor import confidence
 from tests.conftest import randomize, small_config
 from tests.metrics.fakes import Contributions, Linear, Patches, Uniform, color_model
 from tests.metrics.test_accuracy import row
 from tests.reference import metrics as reference
+
+
+def score(metric, model, images, labels, keys, maps, batch_size):
+    batch = ExplainedBatch(
+        model=model,
+        images=images,
+        labels=labels,
+        keys=keys,
+        maps=maps,
+        masks=None,
+        batch_size=batch_size,
+        from_encoded=model.from_encoded,
+    )
+    return metric.score(batch)
 
 
 def test_places_follow_the_attribution():
@@ -58,7 +73,7 @@ def test_curves_worked_out_by_hand():
     metric = PixelPerturbation(share=0.5, points=3)
     labels = torch.tensor([0, 0])
     maps = {"exact": Contributions()(model, images, labels).map}
-    curves = metric.curves(model, images, labels, ["a", "b"], maps, batch_size=3)["exact"]
+    curves = score(metric, model, images, labels, ["a", "b"], maps, 3)["exact"]
     most, least = [0.75, 0.25, 0.1], [0.75, 0.9, 0.9]
     expected = torch.tensor([[most, least], [[0.25] * 3] * 2], dtype=torch.float64)
     torch.testing.assert_close(curves, expected)
@@ -66,7 +81,7 @@ def test_curves_worked_out_by_hand():
     # images of unequal confidence weigh by it, which a mean of ratios (0.175) would not give.
     assert area_between(curves, 0.5).tolist() == pytest.approx([0.2625, 0])
     images_ = [row("a", math.log(3)), row("b", -math.log(3))]
-    found = Perturbation.of(metric, images_, {"exact": curves}, Bootstrap())
+    found = metric.result([(image,) for image in images_], {"exact": curves}, Bootstrap())
     assert found.abc["exact"].mean == pytest.approx(0.2625 / 2 / 0.5)
     assert [p.mean for p in found.curves["exact"]["most"]] == pytest.approx([1, 0.5, 0.35])
     assert [p.mean for p in found.curves["exact"]["least"]] == pytest.approx([1, 1.15, 1.15])
@@ -89,7 +104,7 @@ def test_curves_agree_with_the_reference(family):
     each = [torch.randperm(256).view(16, 16).double() - 100.5 for _ in range(6)]
     maps = {"a": torch.stack(each[:3]), "b": torch.stack(each[3:])}
     metric = PixelPerturbation()
-    curves = metric.curves(model, images, labels, ["x", "y", "z"], maps, batch_size=20)
+    curves = score(metric, model, images, labels, ["x", "y", "z"], maps, 20)
     encoded = model.encoding(images)
     for name, each in maps.items():
         assert curves[name].shape == (3, 2, 9)
@@ -112,7 +127,7 @@ def abc(explainer, *, seed=0, size=12) -> float:
     labels = torch.tensor([label for _, label, _ in samples])
     metric = PixelPerturbation(seed=seed)
     maps = {"m": explainer(model, images, labels).map}
-    curves = metric.curves(model, images, labels, [key for *_, key in samples], maps, 64)["m"]
+    curves = score(metric, model, images, labels, [key for *_, key in samples], maps, 64)["m"]
     return reference.area_between_curves(curves.tolist(), metric.share)
 
 
@@ -135,14 +150,14 @@ def test_ties_follow_from_seed_and_key_alone():
         some = {"m": maps["m"][picked]}
         names = [keys[i] for i in picked]
         metric = PixelPerturbation(seed=seed)
-        return metric.curves(model, images[picked], labels[picked], names, some, 7)["m"]
+        return score(metric, model, images[picked], labels[picked], names, some, 7)["m"]
 
     whole = curves(0, list(range(6)))
     torch.testing.assert_close(curves(0, [4, 1]), whole[[4, 1]])
     assert not torch.equal(curves(1, list(range(6))), whole)
     # The same picture under two names is shuffled in two ways.
     twice = {"m": maps["m"][[0, 0]]}
-    two = PixelPerturbation().curves(model, images[[0, 0]], labels[[0, 0]], ["a", "b"], twice, 9)
+    two = score(PixelPerturbation(), model, images[[0, 0]], labels[[0, 0]], ["a", "b"], twice, 9)
     assert not torch.equal(two["m"][0], two["m"][1])
 
 
@@ -150,7 +165,7 @@ def test_all_versions_in_full_batches_without_autograd():
     model, data = color_model(), Patches()
     images, labels = torch.stack([data[i][0] for i in range(3)]), torch.arange(3)
     maps = {str(seed): torch.randn(3, 8, 8) for seed in range(2)}
-    curves = PixelPerturbation().curves(model, images, labels, ["a", "b", "c"], maps, 10)
+    curves = score(PixelPerturbation(), model, images, labels, ["a", "b", "c"], maps, 10)
     # 3 starts, and 2 methods × 3 images × 2 orders × 8 points.
     assert model.forwards == [3, *[10] * 9, 6]
     assert not curves["0"].requires_grad
@@ -177,7 +192,7 @@ def test_shares_and_selection():
     metric = PixelPerturbation(images=2)
     assert metric.shares == tuple(0.03125 * i for i in range(9))
     rows = [row("a", 1), row("b", 5, place=1), row("c", 3), row("d", 2)]
-    assert [r.key for r in metric.select(rows)] == ["c", "d"]
+    assert [r.key for (r,) in metric.select(rows)] == ["c", "d"]
 
 
 @pytest.mark.parametrize("options", [{"images": 0}, {"points": 1}, {"share": 0}, {"share": 25}])
@@ -192,7 +207,7 @@ def test_inherent_beats_its_negation_on_a_real_model():
     found = explain(model, images)
     maps = {"inherent": found.map, "negated": -found.map}
     keys = [str(i) for i in range(8)]
-    curves = PixelPerturbation().curves(model, images, found.target, keys, maps, 32)
+    curves = score(PixelPerturbation(), model, images, found.target, keys, maps, 32)
     area = {name: float(area_between(each, 0.25).mean()) for name, each in curves.items()}
     assert area["inherent"] > 0
     assert area["negated"] == pytest.approx(-area["inherent"])

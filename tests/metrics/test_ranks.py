@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from bcosvit.metrics import Bootstrap, PixelPerturbation, evaluate
-from bcosvit.metrics.ranks import Ranks
+from bcosvit.metrics.loader import Ranks
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
 
 
@@ -19,7 +19,7 @@ def measured():
         color_model(),
         data,
         (Contributions(), Uniform()),
-        perturbation=PixelPerturbation(images=7),
+        metrics=["localization", PixelPerturbation(images=7), "masks"],
         masks=lambda index: data.mask(index) if index % 3 else None,
         bootstrap=Bootstrap(samples=50),
         batch_size=3,
@@ -36,7 +36,7 @@ def work(rank: int, folder: str) -> None:
 
 
 def plain(found):
-    parts = (found.accuracy, found.localization, found.perturbation, found.masks)
+    parts = (found.accuracy, found["localization"], found["perturbation"], found["masks"])
     return [found.summary(), *(list(part.rows()) for part in parts)]
 
 

@@ -9,7 +9,13 @@ import torch
 
 from bcosvit import create_model
 from bcosvit.attribution import Attribution
-from bcosvit.metrics import Bootstrap, GridPointingGame, PixelPerturbation, evaluate
+from bcosvit.metrics import (
+    Bootstrap,
+    GridPointingGame,
+    MaskOverlap,
+    PixelPerturbation,
+    evaluate,
+)
 from tests.conftest import small_config
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
 
@@ -64,23 +70,25 @@ def test_all_metrics_on_a_model_whose_truth_is_known():
     assert found.accuracy.top1.mean == pytest.approx(0.9)
     assert found.accuracy.top5.mean == 1
 
-    assert 5 <= len(found.localization.grids) <= 6
-    means = {method: mean.mean for method, mean in found.localization.means.items()}
+    assert 5 <= len(found["localization"].grids) <= 6
+    means = {method: mean.mean for method, mean in found["localization"].means.items()}
     assert means[EXACT] > 0.999
     assert means[UNIFORM] == 0.25
     assert means[NEGATED] < 0.3
 
-    assert len(found.perturbation.images) == 27
-    assert found.perturbation.abc[EXACT].low > 0.05
-    assert found.perturbation.abc[NEGATED].high < -0.05
-    assert found.perturbation.abc[UNIFORM].mean == pytest.approx(0, abs=0.01)
+    assert len(found["perturbation"].images) == 27
+    assert found["perturbation"].abc[EXACT].low > 0.05
+    assert found["perturbation"].abc[NEGATED].high < -0.05
+    assert found["perturbation"].abc[UNIFORM].mean == pytest.approx(0, abs=0.01)
 
-    assert found.masks.means[EXACT]["energy"].mean == pytest.approx(0.9)
-    assert found.masks.means[EXACT]["pointing"].mean == pytest.approx(0.9)
+    assert found["masks"].means[EXACT]["energy"].mean == pytest.approx(0.9)
+    assert found["masks"].means[EXACT]["pointing"].mean == pytest.approx(0.9)
     # The patch speaks against the three wrong labels.
-    assert found.masks.means[NEGATED]["pointing"].mean == pytest.approx(0.1)
+    assert found["masks"].means[NEGATED]["pointing"].mean == pytest.approx(0.1)
     for score in ("energy", "pointing"):
-        assert found.masks.means[UNIFORM][score].mean == pytest.approx(found.masks.chance.mean)
+        assert found["masks"].means[UNIFORM][score].mean == pytest.approx(
+            found["masks"].chance.mean
+        )
 
 
 def same(a, b) -> None:
@@ -88,31 +96,39 @@ def same(a, b) -> None:
         (p.index, p.place) for p in b.accuracy.predictions
     ]
     keys = lambda images: [image.key for image in images]  # noqa: E731
-    assert [keys(g) for g in a.localization.grids] == [keys(g) for g in b.localization.grids]
-    assert keys(a.perturbation.images) == keys(b.perturbation.images)
-    assert keys(a.masks.images) == keys(b.masks.images)
-    torch.testing.assert_close(a.localization.scores, b.localization.scores, **CLOSE)
-    torch.testing.assert_close(a.perturbation.confidences, b.perturbation.confidences, **CLOSE)
-    torch.testing.assert_close(a.masks.scores, b.masks.scores, **CLOSE)
-    for method, area in a.perturbation.abc.items():
+    assert [keys(g) for g in a["localization"].grids] == [keys(g) for g in b["localization"].grids]
+    assert keys(a["perturbation"].images) == keys(b["perturbation"].images)
+    assert keys(a["masks"].images) == keys(b["masks"].images)
+    torch.testing.assert_close(a["localization"].scores, b["localization"].scores, **CLOSE)
+    torch.testing.assert_close(
+        a["perturbation"].confidences, b["perturbation"].confidences, **CLOSE
+    )
+    torch.testing.assert_close(a["masks"].scores, b["masks"].scores, **CLOSE)
+    for method, area in a["perturbation"].abc.items():
         for end in ("mean", "low", "high"):
-            other = getattr(b.perturbation.abc[method], end)
+            other = getattr(b["perturbation"].abc[method], end)
             assert getattr(area, end) == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
 def measure(model, data, **options):
-    few = PixelPerturbation(images=9)
-    options = {"perturbation": few, "masks": data.mask, **QUICK, **options}
-    return evaluate(model, data, METHODS, **options)
+    chosen = {
+        "localization": GridPointingGame(),
+        "perturbation": PixelPerturbation(images=9),
+        "masks": MaskOverlap(),
+    }
+    for name in chosen:
+        chosen[name] = options.pop(name, chosen[name])
+    options = {"masks": data.mask, **QUICK, **options}
+    return evaluate(model, data, METHODS, metrics=list(chosen.values()), **options)
 
 
 def test_batches_change_nothing(real):
     model, data = real
     whole = measure(model, data, batch_size=64)
     assert whole.accuracy.top1.mean > 0.8
-    assert len(whole.localization.grids) >= 4
-    assert len(whole.perturbation.images) == 9
-    assert whole.perturbation.abc["inherent"].mean > 0
+    assert len(whole["localization"].grids) >= 4
+    assert len(whole["perturbation"].images) == 9
+    assert whole["perturbation"].abc["inherent"].mean > 0
     for batch_size in (1, 7):
         same(measure(model, data, batch_size=batch_size), whole)
     again = measure(model, data, batch_size=64)
@@ -121,7 +137,7 @@ def test_batches_change_nothing(real):
 
 def test_curves_belong_to_their_images(real):
     model, data = real
-    found = measure(model, data).perturbation
+    found = measure(model, data)["perturbation"]
     starts = [image.confidence for image in found.images]
     assert starts == pytest.approx(sorted(starts, reverse=True))
     assert [image.index for image in found.images] != sorted(image.index for image in found.images)
@@ -130,7 +146,7 @@ def test_curves_belong_to_their_images(real):
 
 def test_workers_change_nothing(real):
     model, data = real
-    assert measure(model, data, workers=1).summary() == measure(model, data).summary()
+    assert measure(model, data, num_workers=1).summary() == measure(model, data).summary()
 
 
 def test_several_methods_equal_one_by_one(real):
@@ -141,15 +157,15 @@ def test_several_methods_equal_one_by_one(real):
             model,
             data,
             [method],
-            perturbation=PixelPerturbation(images=9),
+            metrics=["localization", PixelPerturbation(images=9), "masks"],
             masks=data.mask,
             **QUICK,
         )
-        assert alone.localization.means[method] == together.localization.means[method]
-        assert alone.masks.means[method] == together.masks.means[method]
+        assert alone["localization"].means[method] == together["localization"].means[method]
+        assert alone["masks"].means[method] == together["masks"].means[method]
         torch.testing.assert_close(
-            alone.perturbation.confidences[method],
-            together.perturbation.confidences[method],
+            alone["perturbation"].confidences[method],
+            together["perturbation"].confidences[method],
             **CLOSE,
         )
 
@@ -158,11 +174,11 @@ def test_seeds_matter(real):
     model, data = real
     plain = measure(model, data)
     grids = measure(model, data, localization=GridPointingGame(seed=5))
-    assert grids.localization.grids != plain.localization.grids
+    assert grids["localization"].grids != plain["localization"].grids
     ties = measure(model, data, perturbation=PixelPerturbation(images=9, seed=5))
-    assert ties.perturbation.images == plain.perturbation.images
+    assert ties["perturbation"].images == plain["perturbation"].images
     # Only rollout, drawn large from few tokens, has pixels that are equal.
-    one, other = ties.perturbation.confidences, plain.perturbation.confidences
+    one, other = ties["perturbation"].confidences, plain["perturbation"].confidences
     assert torch.equal(one["inherent"], other["inherent"])
     assert not torch.equal(one["rollout"], other["rollout"])
 
@@ -175,7 +191,14 @@ def test_each_image_is_explained_once_for_both_metrics_and_read_no_more_than_nee
         explained.append(len(images))
         return Uniform()(model, images, target)
 
-    evaluate(model, data, [counting], localization=None, masks=data.mask, batch_size=4)
+    evaluate(
+        model,
+        data,
+        [counting],
+        metrics=["perturbation", "masks"],
+        masks=data.mask,
+        batch_size=4,
+    )
     assert sum(explained) == 1 + 15
     assert data.reads == [0, *range(15), *range(15)]
 
@@ -186,7 +209,7 @@ def test_what_is_known_is_not_predicted_again():
     data.reads.clear()
     again = evaluate(model, data, [Uniform()], masks=data.mask, known=first.accuracy, **QUICK)
     same(first, again)
-    grids = [image.index for grid in first.localization.grids for image in grid]
+    grids = [image.index for grid in first["localization"].grids for image in grid]
     assert data.reads == [0, *grids, *range(15)]
 
 
@@ -200,10 +223,10 @@ def test_images_that_no_metric_asks_for_are_not_explained():
 
     few = PixelPerturbation(images=2)
     some = lambda index: data.mask(index) if index >= 12 else None  # noqa: E731
-    found = evaluate(model, data, [counting], localization=None, perturbation=few, masks=some)
+    found = evaluate(model, data, [counting], metrics=[few, "masks"], masks=some)
     assert sum(explained) == 1 + 2 + 3
-    assert found.masks.without == 12
-    assert len(found.masks.images) == 3
+    assert found["masks"].without == 12
+    assert len(found["masks"].images) == 3
 
 
 def test_images_are_let_go():
@@ -244,9 +267,9 @@ def test_a_model_that_is_never_right_has_nothing_to_show(tmp_path):
     data = Patches(each=2, wrong=10)
     found = evaluate(color_model(), data, [Uniform()], **QUICK)
     assert found.accuracy.top1.mean == 0
-    assert found.localization.summary()["grids"] == 0
-    assert found.perturbation.summary()["images"] == 0
-    assert found.perturbation.abc == {}
+    assert found["localization"].summary()["grids"] == 0
+    assert found["perturbation"].summary()["images"] == 0
+    assert found["perturbation"].abc == {}
     found.write(tmp_path)
     assert (tmp_path / "localization.csv").read_text() == ""
 
@@ -261,17 +284,17 @@ def test_tables_and_summary(tmp_path):
             tables[path.stem] = list(csv.DictReader(file))
     assert {name: len(rows) for name, rows in tables.items()} == {
         "accuracy": 10,
-        "localization": 2 * 4 * len(found.localization.grids),
+        "localization": 2 * 4 * len(found["localization"].grids),
         "perturbation": 20,
         "masks": 20,
     }
     assert tables["accuracy"][7]["key"] == "image007"
     first = tables["perturbation"][0]
-    assert float(first["least 0.25"]) == float(found.perturbation.confidences[EXACT][0, 1, 8])
+    assert float(first["least 0.25"]) == float(found["perturbation"].confidences[EXACT][0, 1, 8])
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary == found.summary()
     assert summary["settings"]["methods"] == [EXACT, UNIFORM]
-    assert summary["settings"]["perturbation"]["images"] == 250
+    assert summary["settings"]["metrics"]["perturbation"]["images"] == 250
     assert set(summary["perturbation"]["abc"][EXACT]) == {"mean", "low", "high", "count"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *(f"{name}.csv" for name in tables),
@@ -293,8 +316,8 @@ def test_odd_keys_survive_in_tables(tmp_path):
 def test_a_conventional_model_and_a_subset_of_metrics():
     data = Patches(each=2)
     model = color_model(family="conventional")
-    found = evaluate(model, data, [], localization=None, perturbation=None)
-    assert found.localization is found.perturbation is found.masks is None
+    found = evaluate(model, data, [], metrics=["accuracy"])
+    assert list(found.results) == ["accuracy"]
     assert set(found.summary()) == {"accuracy", "settings"}
 
 
@@ -312,7 +335,7 @@ def nan_map(model, images, target=None):
     return Attribution(map=images[:, 0] * float("nan"), target=target)
 
 
-KNOWN = evaluate(color_model(), Patches(each=2), localization=None, perturbation=None).accuracy
+KNOWN = evaluate(color_model(), Patches(each=2), metrics=["accuracy"]).accuracy
 
 
 @pytest.mark.parametrize(
@@ -328,7 +351,16 @@ KNOWN = evaluate(color_model(), Patches(each=2), localization=None, perturbation
         ({"data": Patches(each=1), "known": KNOWN}, "is of 10 images, and the data have 5"),
         ({"data": Changing()}, "must not change"),
         ({"model": color_model().train()}, "training mode"),
-        ({"model": color_model(classes=3), "data": Patches(classes=3)}, "knows 3 classes"),
+        (
+            {
+                "model": color_model(classes=3),
+                "data": Patches(classes=3),
+                "metrics": ["localization"],
+            },
+            "localization cannot be measured: .* there are 3",
+        ),
+        ({"metrics": ["masks"]}, "masks cannot be measured"),
+        ({"metrics": ["localisation"]}, "no metric .* did you mean 'localization'"),
         ({"data": Patches(classes=3)}, "hold 3 classes"),
         ({"masks": lambda index: torch.ones(8, 8)}, "mask of 'image000' is torch.float32"),
         ({"masks": lambda index: torch.ones(4, 8).bool()}, r"mask .* \[4, 8\], expected"),
@@ -372,13 +404,17 @@ class Short:
 def test_completeness_is_measured_where_it_is_claimed(real):
     model, data = real
     found = evaluate(
-        model, data, ("inherent", "ixg"), perturbation=PixelPerturbation(images=6), **QUICK
+        model,
+        data,
+        ("inherent", "ixg"),
+        metrics=["localization", PixelPerturbation(images=6)],
+        **QUICK,
     )
-    explained = 4 * len(found.localization.grids) + len(found.perturbation.images)
+    explained = 4 * len(found["localization"].grids) + len(found["perturbation"].images)
     assert found.completeness.explanations == explained > 10
     assert 0 < found.completeness.worst < 1e-4
     assert found.summary()["completeness"]["explanations"] == explained
-    post_hoc = evaluate(model, data, ("ixg",), localization=None, **QUICK)
+    post_hoc = evaluate(model, data, ("ixg",), metrics=["perturbation"], **QUICK)
     assert post_hoc.completeness is None and "completeness" not in post_hoc.summary()
 
 
@@ -391,10 +427,10 @@ class Nothing:
 
 
 def test_nothing_may_be_explained_completely():
-    found = evaluate(color_model(), Patches(), (Nothing(),), localization=None, **QUICK)
+    found = evaluate(color_model(), Patches(), (Nothing(),), metrics=["perturbation"], **QUICK)
     assert found.completeness.worst == 0
 
 
 def test_contributions_that_do_not_add_up_are_seen():
-    found = evaluate(color_model(), Patches(), (Short(),), localization=None, **QUICK)
+    found = evaluate(color_model(), Patches(), (Short(),), metrics=["perturbation"], **QUICK)
     assert found.completeness.worst == pytest.approx(0.25, rel=1e-4)

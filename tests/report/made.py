@@ -3,16 +3,14 @@
 import torch
 
 from bcosvit.metrics import (
+    Accuracy,
     Bootstrap,
     Evaluation,
     GridPointingGame,
-    Localization,
-    Masked,
-    Perturbation,
+    MaskOverlap,
     PixelPerturbation,
     Prediction,
 )
-from bcosvit.metrics.accuracy import accuracy_of
 
 METHODS = ("inherent", "ixg", "gradcam", "rollout", "random")
 
@@ -46,10 +44,16 @@ def evaluation(images: int = 40) -> Evaluation:
         drop = torch.stack([falls * (0.1 + 0.8 * skill), falls * 0.1])
         curves[method] = 0.9 - drop * (0.6 + 0.3 * noise(20, 1, 1))
         masked[method] = 0.2 + 0.6 * skill + 0.1 * noise(images, 2)
+    single = [(prediction,) for prediction in predictions]
+    area = torch.full((images, 1), 0.17, dtype=torch.float64)
+    masked = {method: torch.cat([each, area], 1) for method, each in masked.items()}
     return Evaluation(
-        accuracy=accuracy_of(predictions, bootstrap),
-        localization=Localization.of(game, grids, scores, bootstrap),
-        perturbation=Perturbation.of(metric, predictions[:20], curves, bootstrap),
-        masks=Masked.of(predictions, 3, [0.17] * images, masked, bootstrap),
+        results={
+            "accuracy": Accuracy().result(single, {}, bootstrap),
+            "localization": game.result(grids, scores, bootstrap),
+            "perturbation": metric.result(single[:20], curves, bootstrap),
+            "masks": MaskOverlap().result(single, masked, bootstrap, 3),
+        },
+        left_out={},
         settings={"methods": list(METHODS), "bootstrap": {"level": 0.95}},
     )

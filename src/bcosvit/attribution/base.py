@@ -272,7 +272,8 @@ def explain_all(
     found: dict[str, Attribution] = {}
     for name in ordered:
         found[name] = _explain(resolved[name], model, images, target, shared)
-        target = found[name].target
+        if not isinstance(target, Tensor | int):
+            target = found[name].target
     return {name: found[name] for name in resolved}
 
 

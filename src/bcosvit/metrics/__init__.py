@@ -1,43 +1,79 @@
-"""Metrics: how often a model is right, and how right its explanations are.
+"""Metrics of models and their explanations; `evaluate` runs them all."""
 
-``evaluate`` runs them all. Each metric is a pure function of attribution maps, a frozen dataclass
-of parameters that decides which images it looks at, and a frozen dataclass of what came out.
-"""
+from bcosvit.metrics.base import (
+    METRICS,
+    BarChart,
+    Chart,
+    CurveChart,
+    ExplainedBatch,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+    configure,
+    register_metric,
+)
+from bcosvit.metrics.statistics import Bootstrap, Estimate
 
-from bcosvit.metrics.accuracy import Accuracy, Prediction, most_confident, predict
-from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.localization import GridPointingGame, Localization, localization_score
-from bcosvit.metrics.masks import Masked, energy_inside, pointing
-from bcosvit.metrics.perturbation import Perturbation, PixelPerturbation, area_between
-from bcosvit.metrics.results import Completeness, Evaluation, write_summary, write_table
-from bcosvit.metrics.run import Progress, evaluate
-from bcosvit.metrics.samples import Images, Masks
-from bcosvit.predictor import confidence, log_odds
+# isort: split
+# Metrics are listed in the order of these imports.
+from bcosvit.metrics.accuracy import Accuracy, AccuracyResult, most_confident
+
+# isort: split
+from bcosvit.metrics.grid_pointing import GridPointingGame, GridPointingResult, localization_score
+
+# isort: split
+from bcosvit.metrics.perturbation import PerturbationResult, PixelPerturbation, area_between
+
+# isort: split
+from bcosvit.metrics.masks import MaskOverlap, MaskResult, energy_inside, pointing
+
+# isort: split
+from bcosvit.metrics.evaluation import (
+    Completeness,
+    Evaluation,
+    Progress,
+    evaluate,
+    obstacles,
+    write_summary,
+    write_table,
+)
+from bcosvit.metrics.loader import Images, Masks
 
 __all__ = [
+    "METRICS",
     "Accuracy",
+    "AccuracyResult",
+    "BarChart",
     "Bootstrap",
+    "Chart",
     "Completeness",
+    "CurveChart",
     "Estimate",
     "Evaluation",
+    "ExplainedBatch",
     "GridPointingGame",
+    "GridPointingResult",
     "Images",
-    "Localization",
-    "Masked",
+    "Item",
+    "MaskOverlap",
+    "MaskResult",
     "Masks",
-    "Perturbation",
+    "Metric",
+    "MetricResult",
+    "PerturbationResult",
     "PixelPerturbation",
     "Prediction",
     "Progress",
     "area_between",
-    "confidence",
+    "configure",
     "energy_inside",
     "evaluate",
     "localization_score",
-    "log_odds",
     "most_confident",
+    "obstacles",
     "pointing",
-    "predict",
+    "register_metric",
     "write_summary",
     "write_table",
 ]

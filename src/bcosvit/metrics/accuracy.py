@@ -1,66 +1,48 @@
-"""What a model predicts, image by image: the accuracy, and which images the other metrics take.
+"""Accuracy, and the predictions of all images, by which other metrics choose theirs."""
 
-Every figure here follows from one row an image, the place of the labeled class among all. Running
-averages would give the accuracy alone; the rows also order the images by confidence, and can be
-gathered from several processes and resampled.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.samples import Batch
+from bcosvit.metrics.base import (
+    FromEncoded,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+    register_metric,
+)
+from bcosvit.metrics.loader import Batch
+from bcosvit.metrics.statistics import Bootstrap, Estimate
 from bcosvit.models.base import AnyModel
 from bcosvit.predictor import log_odds
-
-FromEncoded = Callable[[Tensor], Tensor]
-"""From encoded images to logits."""
 
 TIE = 1e-5
 """Log-odds closer than this count as equal: batches of another size round them otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """What a model says about one image."""
-
-    index: int
-    """Its position in the data set."""
-    key: str
-    label: int
-    predicted: int
-    place: int
-    """Of the labeled class among all, by logit: 0 is the first."""
-    confidence: float
-    """In the labeled class, and so is ``log_odds``."""
-    log_odds: float
-
-    @property
-    def correct(self) -> bool:
-        return self.place == 0
-
-
 @dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """The share of images whose label is among the first one or five classes (SPEC 5.3)."""
+class AccuracyResult(MetricResult):
+    """The share of images whose label is among the first one or five classes."""
 
     predictions: tuple[Prediction, ...]
     repeated: int
-    """Samples left out because their key had come before."""
+    """Samples that were left out because their key had come before."""
     top1: Estimate
     top5: Estimate
 
     @property
     def images(self) -> int:
-        """Of the data set, repeated ones included."""
+        """The size of the data set, repeated images included."""
         return len(self.predictions) + self.repeated
 
+    def about(self) -> str:
+        return f"The share of {len(self.predictions)} images whose class is among the first."
+
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One an image."""
         for prediction in self.predictions:
             yield {**asdict(prediction), "correct": prediction.correct}
 
@@ -72,9 +54,45 @@ class Accuracy:
             "top5": asdict(self.top5),
         }
 
+    def facts(self) -> dict[str, Estimate]:
+        return {"Top-1 accuracy": self.top1, "Top-5 accuracy": self.top5}
+
+
+@register_metric("accuracy")
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Metric):
+    """Top-1 and top-5 accuracy."""
+
+    title = "Accuracy"
+    explains = False
+
+    def select(self, predictions: Sequence[Prediction]) -> list[Item]:
+        """Takes every key once: a data set may repeat a picture for one that it cannot read."""
+        once: dict[str, Prediction] = {}
+        for prediction in predictions:
+            first = once.setdefault(prediction.key, prediction)
+            if first.label != prediction.label:
+                raise ValueError(
+                    f"Two images with labels {first.label} and {prediction.label} are both called "
+                    f"{prediction.key!r}; give every image a key of its own."
+                )
+        return [(prediction,) for prediction in once.values()]
+
+    def result(
+        self,
+        items: Sequence[Item],
+        scores: Mapping[str, Tensor],
+        bootstrap: Bootstrap,
+        left_out: int = 0,
+    ) -> AccuracyResult:
+        kept = tuple(prediction for (prediction,) in items)
+        place = torch.tensor([prediction.place for prediction in kept])
+        top1, top5 = bootstrap.means(torch.stack([place < 1, place < 5], 1))
+        return AccuracyResult(predictions=kept, repeated=left_out, top1=top1, top5=top5)
+
 
 def places(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the labeled one [B]; of equal logits the lower class does."""
+    """Counts the classes before the labeled one [B]; of equal logits the lower one comes first."""
     own = logits.gather(1, labels.unsqueeze(1))
     lower = torch.arange(logits.shape[1], device=logits.device) < labels.unsqueeze(1)
     return ((logits > own) | ((logits == own) & lower)).sum(1)
@@ -83,7 +101,16 @@ def places(logits: Tensor, labels: Tensor) -> Tensor:
 def predict(
     model: AnyModel, batch: Batch, from_encoded: FromEncoded | None = None
 ) -> list[Prediction]:
-    """A row for each sample; ``from_encoded`` may be a faster way to do what the model's does."""
+    """Predicts a batch.
+
+    Args:
+        model: The model.
+        batch: The images with their labels.
+        from_encoded: A faster way to do what the model's ``from_encoded`` does.
+
+    Returns:
+        One prediction per image.
+    """
     reference = next(model.parameters())
     with torch.no_grad():
         encoded = model.encoding(batch.images.to(reference))
@@ -120,27 +147,10 @@ def predict(
     ]
 
 
-def accuracy_of(predictions: Sequence[Prediction], bootstrap: Bootstrap) -> Accuracy:
-    """Every key counts once: a data set may give a neighbor for a picture it cannot read."""
-    once: dict[str, Prediction] = {}
-    for prediction in predictions:
-        first = once.setdefault(prediction.key, prediction)
-        if first.label != prediction.label:
-            raise ValueError(
-                f"Two images with labels {first.label} and {prediction.label} are both called "
-                f"{prediction.key!r}; give every image a key of its own."
-            )
-    kept = tuple(once.values())
-    place = torch.tensor([prediction.place for prediction in kept])
-    top1, top5 = bootstrap.means(torch.stack([place < 1, place < 5], 1))
-    repeated = len(predictions) - len(kept)
-    return Accuracy(predictions=kept, repeated=repeated, top1=top1, top5=top5)
-
-
 def most_confident(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The correctly classified images, the surest first.
+    """Returns the correctly classified images, the most confident first.
 
-    Ordered by log-odds, as confidences of many images are rounded to 1. Neighbors within ``TIE``
+    They are ordered by log-odds, since many confidences are rounded to 1. Neighbors within ``TIE``
     are ordered by key.
     """
     ordered = sorted((p for p in predictions if p.correct), key=lambda p: (-p.log_odds, p.key))

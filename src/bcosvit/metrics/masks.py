@@ -5,17 +5,25 @@ pixel is inside. Chance is the mask's share of the picture, for both. Every imag
 counts, explained for its label, whether or not the model is right about it: the table says which.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bcosvit.metrics.accuracy import Prediction
-from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.localization import share_inside
-from bcosvit.metrics.ties import significant
+from bcosvit.metrics.base import (
+    BarChart,
+    Chart,
+    ExplainedBatch,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+    register_metric,
+)
+from bcosvit.metrics.grid_pointing import share_inside
+from bcosvit.metrics.statistics import Bootstrap, Estimate, significant
 
 SCORES = ("energy", "pointing")
 
@@ -26,19 +34,64 @@ def energy_inside(maps: Tensor, masks: Tensor) -> Tensor:
 
 
 def pointing(maps: Tensor, masks: Tensor) -> Tensor:
-    """1 where the strongest pixel is inside the mask, else 0 [B]; maps and masks [B, H, W].
+    """Returns 1 where the strongest pixel is inside the mask, else 0 [B].
 
-    Where several are equally strong (to five digits, see ``ties``), the share of them that is: what
-    drawing one would give on average, so that a map that says nothing scores the chance level.
+    Where several pixels are equally strong (see `significant`), it is the share of them that is
+    inside: the average over drawing one of them, so that a constant map scores the chance level.
     """
     maps = significant(maps)
     strongest = maps == maps.amax((1, 2), keepdim=True)
     return (strongest & masks).sum((1, 2)).double() / strongest.sum((1, 2))
 
 
+@register_metric("masks")
+@dataclass(frozen=True, kw_only=True)
+class MaskOverlap(Metric):
+    """Energy in the object's mask, and whether the strongest pixel lies on it."""
+
+    title = "Masks"
+    needs_masks = True
+
+    def select(self, predictions: Sequence[Prediction]) -> list[Item]:
+        """Takes all images, in the order of the data."""
+        return [(prediction,) for prediction in sorted(predictions, key=lambda p: p.index)]
+
+    def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
+        """Returns energy, pointing and the mask's area [N, 3] by method."""
+        assert batch.masks is not None
+        area = batch.masks.double().mean((1, 2))
+        return {
+            method: torch.stack(
+                [energy_inside(each, batch.masks), pointing(each, batch.masks), area], 1
+            )
+            for method, each in batch.maps.items()
+        }
+
+    def result(
+        self,
+        items: Sequence[Item],
+        scores: Mapping[str, Tensor],
+        bootstrap: Bootstrap,
+        left_out: int = 0,
+    ) -> "MaskResult":
+        own = {method: each[:, : len(SCORES)] for method, each in scores.items()}
+        area = next((each[:, -1] for each in scores.values()), torch.zeros(0, dtype=torch.float64))
+        return MaskResult(
+            images=tuple(image for (image,) in items),
+            without=left_out,
+            area=area,
+            scores=own,
+            chance=bootstrap.mean(area) if items else None,
+            means={
+                method: dict(zip(SCORES, bootstrap.means(each), strict=True))
+                for method, each in own.items()
+            },
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Masked:
-    """The outcome of comparing attributions with masks."""
+class MaskResult(MetricResult):
+    """The result of comparing attributions with masks."""
 
     images: tuple[Prediction, ...]
     """Those with a mask."""
@@ -53,30 +106,14 @@ class Masked:
     means: dict[str, dict[str, Estimate]]
     """By method and score."""
 
-    @classmethod
-    def of(
-        cls,
-        images: Sequence[Prediction],
-        without: int,
-        area: Sequence[float],
-        scores: dict[str, Tensor],
-        bootstrap: Bootstrap,
-    ) -> "Masked":
-        means = {
-            method: dict(zip(SCORES, bootstrap.means(each), strict=True))
-            for method, each in scores.items()
-        }
-        return cls(
-            images=tuple(images),
-            without=without,
-            area=torch.tensor(area, dtype=torch.float64),
-            scores=scores,
-            chance=bootstrap.mean(area) if images else None,
-            means=means,
+    def about(self) -> str:
+        return (
+            f"{len(self.images)} images with a mask of their object ({self.without} without). "
+            f"Energy is the share of the positive attribution that falls on the object; pointing "
+            f"is the share of images whose strongest pixel lies on it."
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One an image and method."""
         for method, each in self.scores.items():
             for image, area, scores in zip(
                 self.images, self.area.tolist(), each.tolist(), strict=True
@@ -101,3 +138,20 @@ class Masked:
                 for score in SCORES
             },
         }
+
+    def columns(self) -> dict[str, Mapping[str, Estimate]]:
+        titles = {"energy": "Energy in the mask", "pointing": "Pointing"}
+        return {
+            title: {method: each[score] for method, each in self.means.items()}
+            for score, title in titles.items()
+        }
+
+    def charts(self) -> list[Chart]:
+        if self.chance is None:
+            return []
+        return [
+            BarChart(
+                name=title.split()[0].lower(), axis=title, values=values, chance=self.chance.mean
+            )
+            for title, values in self.columns().items()
+        ]

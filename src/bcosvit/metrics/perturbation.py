@@ -1,4 +1,4 @@
-"""Pixel perturbation (SPEC 5.2): does the model miss what an attribution calls important?
+"""Pixel perturbation: does the model miss what an attribution calls important?
 
 Pixels are zeroed in the model's own encoding (a zero vector is not a color, so nothing is painted
 in their place), most important first and least important first, and the confidence in the true
@@ -19,9 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.metrics.accuracy import FromEncoded, Prediction, most_confident
-from bcosvit.metrics.bootstrap import Bootstrap, Estimate
-from bcosvit.metrics.ties import significant
+from bcosvit.metrics.accuracy import most_confident
+from bcosvit.metrics.base import (
+    BarChart,
+    Chart,
+    CurveChart,
+    ExplainedBatch,
+    FromEncoded,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+    register_metric,
+)
+from bcosvit.metrics.statistics import Bootstrap, Estimate, significant
 from bcosvit.models.base import AnyModel
 from bcosvit.predictor import confidence
 
@@ -30,10 +41,11 @@ ORDERS = ("most", "least")
 
 
 def removal_places(maps: Tensor, shuffles: Tensor) -> Tensor:
-    """Each pixel's place [..., n] in the order of falling attribution, from maps [..., n].
+    """Returns each pixel's place [..., n] in the order of falling attribution.
 
-    Pixels that are equal to five digits (see ``ties``) are taken in the order in which ``shuffles``
-    [..., n], permutations, name them.
+    Args:
+        maps: Attributions [..., n].
+        shuffles: Permutations [..., n], the order of pixels that are equal (see `significant`).
     """
     order = significant(maps).gather(-1, shuffles).argsort(stable=True, descending=True)
     order = shuffles.gather(-1, order)
@@ -87,12 +99,15 @@ def confidence_curves(
     return torch.cat([start.view(1, -1, 1, 1).expand(methods, -1, 2, 1), curves], 3)
 
 
+@register_metric("perturbation")
 @dataclass(frozen=True, kw_only=True)
-class PixelPerturbation:
-    """Which images are perturbed, how far, and in what order pixels of equal attribution go."""
+class PixelPerturbation(Metric):
+    """The area between the curves of confidence as pixels are removed (Sec. 4 of the paper)."""
+
+    title = "Pixel perturbation"
 
     images: int = 250
-    """The surest correct ones; fewer where there are fewer."""
+    """How many of the most confident correct images; fewer where there are fewer."""
     share: float = 0.25
     """Of the pixels, zeroed at the end of a curve."""
     points: int = 9
@@ -113,28 +128,51 @@ class PixelPerturbation:
         """Of the pixels removed, at each point."""
         return tuple(self.share * point / (self.points - 1) for point in range(self.points))
 
-    def select(self, predictions: Sequence[Prediction]) -> list[Prediction]:
-        """The most confident correctly classified images."""
-        return most_confident(predictions)[: self.images]
+    def select(self, predictions: Sequence[Prediction]) -> list[Item]:
+        """Takes the most confident correctly classified images."""
+        return [(prediction,) for prediction in most_confident(predictions)[: self.images]]
 
-    def curves(
+    def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
+        """Returns the confidences [N, 2, P] by method."""
+        pixels = batch.images.shape[-2] * batch.images.shape[-1]
+        shuffles = torch.stack([self._shuffle(key, pixels) for key in batch.keys])
+        shuffles = shuffles.to(batch.images.device)
+        places = torch.stack(
+            [removal_places(each.flatten(1), shuffles) for each in batch.maps.values()]
+        )
+        curves = confidence_curves(
+            batch.model,
+            batch.images,
+            batch.labels,
+            places,
+            [round(share * pixels) for share in self.shares],
+            batch.batch_size,
+            batch.from_encoded,
+        )
+        return dict(zip(batch.maps, curves, strict=True))
+
+    def result(
         self,
-        model: AnyModel,
-        images: Tensor,
-        labels: Tensor,
-        keys: Sequence[str],
-        maps: Mapping[str, Tensor],
-        batch_size: int,
-        from_encoded: FromEncoded | None = None,
-    ) -> dict[str, Tensor]:
-        """Every method's confidences [B, 2, P] on images [B, 3, H, W] from its maps [B, H, W];
-        ``from_encoded`` may be a faster way to do what the model's does."""
-        pixels = images.shape[-2] * images.shape[-1]
-        shuffles = torch.stack([self._shuffle(key, pixels) for key in keys]).to(images.device)
-        places = torch.stack([removal_places(each.flatten(1), shuffles) for each in maps.values()])
-        removed = [round(share * pixels) for share in self.shares]
-        curves = confidence_curves(model, images, labels, places, removed, batch_size, from_encoded)
-        return dict(zip(maps, curves, strict=True))
+        items: Sequence[Item],
+        scores: Mapping[str, Tensor],
+        bootstrap: Bootstrap,
+        left_out: int = 0,
+    ) -> "PerturbationResult":
+        curves, abc = {}, {}
+        for method, each in scores.items():
+            # Both curves are linear in the images' confidences, but for the one division.
+            start = each[:, 0, 0]
+            curves[method] = {
+                order: bootstrap.means(each[:, i], start) for i, order in enumerate(ORDERS)
+            }
+            abc[method] = bootstrap.mean(area_between(each, self.share), start)
+        return PerturbationResult(
+            metric=self,
+            images=tuple(image for (image,) in items),
+            confidences=dict(scores),
+            curves=curves,
+            abc=abc,
+        )
 
     def _shuffle(self, key: str, pixels: int) -> Tensor:
         text = f"{self.seed} {key}".encode("utf-8", "surrogatepass")
@@ -143,12 +181,12 @@ class PixelPerturbation:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Perturbation:
-    """The outcome of a pixel perturbation."""
+class PerturbationResult(MetricResult):
+    """The result of a pixel perturbation."""
 
     metric: PixelPerturbation
     images: tuple[Prediction, ...]
-    """Those actually perturbed."""
+    """Those that were perturbed."""
     confidences: dict[str, Tensor]
     """By method [B, 2, P], not normalized; the middle axis is ``ORDERS``."""
     curves: dict[str, dict[str, list[Estimate]]]
@@ -156,28 +194,17 @@ class Perturbation:
     abc: dict[str, Estimate]
     """By method: the area between those two curves, images resampled."""
 
-    @classmethod
-    def of(
-        cls,
-        metric: PixelPerturbation,
-        images: Sequence[Prediction],
-        confidences: dict[str, Tensor],
-        bootstrap: Bootstrap,
-    ) -> "Perturbation":
-        curves, abc = {}, {}
-        for method, each in confidences.items():
-            # Both curves are linear in the images' confidences, but for the one division.
-            start = each[:, 0, 0]
-            curves[method] = {
-                order: bootstrap.means(each[:, i], start) for i, order in enumerate(ORDERS)
-            }
-            abc[method] = bootstrap.mean(area_between(each, metric.share), start)
-        return cls(
-            metric=metric, images=tuple(images), confidences=confidences, curves=curves, abc=abc
+    def about(self) -> str:
+        return (
+            f"Up to {self.metric.share:.0%} of the pixels are zeroed in the model's own encoding, "
+            f"in the order of their attribution, in the {len(self.images)} most confident correct "
+            f"images of {self.metric.images} asked for. Confidence in the true class, relative to "
+            f"its start, should fall when the most important pixels are removed first, and stay "
+            f"when the least important ones are: the area between the two curves (ABC) measures "
+            f"both."
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One an image and method: its own curves, and its own area divided by its own start."""
         for method, each in self.confidences.items():
             area = area_between(each, self.metric.share) / each[:, 0, 0]
             for number, image in enumerate(self.images):
@@ -208,3 +235,26 @@ class Perturbation:
                 for method, both in self.curves.items()
             },
         }
+
+    def columns(self) -> dict[str, Mapping[str, Estimate]]:
+        return {"Perturbation (ABC)": self.abc}
+
+    def charts(self) -> list[Chart]:
+        if not self.images:
+            return []
+        titles = {
+            "most": "The most important pixels are removed first",
+            "least": "The least important pixels are removed first",
+        }
+        curves = [
+            CurveChart(
+                name=f"curves-{order}",
+                title=titles[order],
+                x_axis="pixels removed, %",
+                y_axis="relative confidence",
+                positions=[100 * share for share in self.metric.shares],
+                curves={method: both[order] for method, both in self.curves.items()},
+            )
+            for order in ORDERS
+        ]
+        return [*curves, BarChart(name="abc", axis="area between the curves", values=self.abc)]

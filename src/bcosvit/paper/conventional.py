@@ -1,7 +1,7 @@
 """Explanations of B-cos against those of conventional transformers, by both metrics."""
 
 from bcosvit.attribution import method_title
-from bcosvit.metrics.localization import CHANCE
+from bcosvit.metrics.grid_pointing import CHANCE
 from bcosvit.paper.charts import Chart, method_markers
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, Row, number
 from bcosvit.paper.lab import Lab

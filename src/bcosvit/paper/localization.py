@@ -1,7 +1,7 @@
 """Localization of every method on the B-cos transformers."""
 
 from bcosvit.attribution import method_title
-from bcosvit.metrics.localization import CHANCE
+from bcosvit.metrics.grid_pointing import CHANCE
 from bcosvit.paper.figure import Headline, Outcome, PaperFigure, number
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.sampled import mean_of

@@ -18,10 +18,12 @@ from bcosvit.data.dataset import LabeledImages, labeled_images
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
 from bcosvit.metrics import (
-    Accuracy,
+    METRICS,
+    AccuracyResult,
     Estimate,
     Evaluation,
     GridPointingGame,
+    Metric,
     PixelPerturbation,
     Prediction,
     area_between,
@@ -29,7 +31,7 @@ from bcosvit.metrics import (
     most_confident,
     write_summary,
 )
-from bcosvit.metrics.localization import CELLS
+from bcosvit.metrics.grid_pointing import CELLS
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.paper.norms import branch_ratios
 from bcosvit.paper.runs import Runs, read_json
@@ -121,7 +123,7 @@ def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:
     return runs.folder(spec) / "measured" / f"{metric}-{digest}.json"
 
 
-def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> Accuracy:
+def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> AccuracyResult:
     """What the run says about every picture: made once, for all metrics begin with it."""
     path = _path(runs, spec, "predictions")
     found = read_json(path)
@@ -130,7 +132,7 @@ def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> Accuracy:
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(dataclasses.asdict(made)))
         return made
-    return Accuracy(
+    return AccuracyResult(
         predictions=tuple(Prediction(**row) for row in found["predictions"]),
         repeated=found["repeated"],
         top1=Estimate(**found["top1"]),
@@ -139,17 +141,20 @@ def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> Accuracy:
 
 
 def _evaluation(
-    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: Accuracy | None = None
+    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: AccuracyResult | None = None
 ) -> Evaluation:
     study = runs.study
+    metrics: dict[str, Metric] = {
+        "localization": GridPointingGame(grids=study.grids),
+        "perturbation": PixelPerturbation(images=study.images),
+    }
     return evaluate(
         loaded.predictor.model,
         loaded.pictures,
         study.methods_for(spec.family),
-        localization=GridPointingGame(grids=study.grids) if metric == "localization" else None,
-        perturbation=PixelPerturbation(images=study.images) if metric == "perturbation" else None,
+        metrics=[metrics.get(metric, METRICS.get("accuracy"))],
         batch_size=study.batch,
-        workers=runs.recipe(spec).workers,
+        num_workers=runs.recipe(spec).workers,
         known=known,
     )
 
@@ -166,14 +171,14 @@ def _accuracy(found: Evaluation) -> dict[str, Any]:
     }
 
 
-def _shown(found: Accuracy) -> dict[str, Any]:
+def _shown(found: AccuracyResult) -> dict[str, Any]:
     """Which pictures the qualitative figures draw: by rule, so that none is hand-picked."""
     surest: dict[int, int] = {}
     for prediction in most_confident(found.predictions):
         surest.setdefault(prediction.label, prediction.index)
     classes = {prediction.label for prediction in found.predictions}
     game = GridPointingGame(grids=SHOWN_GRIDS)
-    grids = game.plan(found.predictions) if len(classes) >= CELLS else []
+    grids = game.select(found.predictions) if len(classes) >= CELLS else []
     return {
         "singles": [surest[label] for label in sorted(surest)][:SHOWN_SINGLES],
         "grids": [[shown.index for shown in grid] for grid in grids],
@@ -181,19 +186,17 @@ def _shown(found: Accuracy) -> dict[str, Any]:
 
 
 def _localization(found: Evaluation) -> dict[str, Any]:
-    assert found.localization is not None
-    means = found.localization.means
+    means = found["localization"].means
     return {
-        "grids": len(found.localization.grids),
+        "grids": len(found["localization"].grids),
         "means": {method: dataclasses.asdict(mean) for method, mean in means.items()},
         # Whole grids: the four cells of one share a picture.
-        "scores": {m: each.mean(1).tolist() for m, each in found.localization.scores.items()},
+        "scores": {m: each.mean(1).tolist() for m, each in found["localization"].scores.items()},
     }
 
 
 def _perturbation(found: Evaluation) -> dict[str, Any]:
-    assert found.perturbation is not None
-    part = found.perturbation
+    part = found["perturbation"]
     return {
         "images": len(part.images),
         "means": {method: dataclasses.asdict(mean) for method, mean in part.abc.items()},

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.attribution import Attribution, explain_all, method_title
-from bcosvit.metrics.localization import grid_images
+from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.paper.lab import Lab
 from bcosvit.paper.measure import Loaded
 from bcosvit.paper.spec import RunSpec, vit

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bcosvit.metrics.bootstrap import AT_ONCE, Bootstrap, Estimate
+from bcosvit.metrics.statistics import AT_ONCE, Bootstrap, Estimate
 
 BOOTSTRAP = Bootstrap()
 

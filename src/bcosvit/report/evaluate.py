@@ -1,20 +1,20 @@
 """`bcosvit evaluate`: measures a model and its explanations, and leaves tables and a report."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from bcosvit.data.dataset import LabeledImages, labeled_images, open_source
+from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.files import make_folder
-from bcosvit.messages import pick
-from bcosvit.metrics import Evaluation, GridPointingGame, PixelPerturbation, evaluate
+from bcosvit.metrics import METRICS, Evaluation, Metric, configure, evaluate, obstacles
 from bcosvit.metrics import Progress as Told
-from bcosvit.metrics.localization import CELLS
 from bcosvit.predictor import Predictor
-from bcosvit.report.evaluate_html import METRICS, EvaluationAbout, evaluate_page
+from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
 from bcosvit.report.provenance import command_line, versions
 
 REPORT = "report.html"
@@ -55,9 +55,15 @@ def evaluate_weights(
     )
     if limit is not None:
         pictures.limit(limit, seed)
-    wanted, left_out = _metrics(metrics, predictor, pictures)
-    game = GridPointingGame(grids=grids, seed=seed) if "localization" in wanted else None
-    perturbation = PixelPerturbation(images=images, seed=seed) if "perturbation" in wanted else None
+    masks = pictures.masks()
+    options = {"grids": grids, "images": images, "seed": seed}
+    wanted = [_with_options(metric, options) for metric in METRICS.pick(metrics).values()]
+    left_out = obstacles(wanted, predictor.model, pictures, has_masks=masks is not None)
+    if metrics.strip() == "all":
+        wanted = [metric for metric in wanted if metric.name not in left_out]
+    elif left_out:
+        name, reason = next(iter(left_out.items()))
+        raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
     # Before the work rather than after it.
     make_folder(out)
     with _told(console) as progress:
@@ -65,11 +71,10 @@ def evaluate_weights(
             predictor.model,
             pictures,
             chosen,
-            localization=game,
-            perturbation=perturbation,
-            masks=pictures.masks() if "masks" in wanted else None,
+            metrics=wanted,
+            masks=masks if any(metric.needs_masks for metric in wanted) else None,
             batch_size=batch,
-            workers=workers,
+            num_workers=workers,
             progress=progress,
         )
     found.write(out)
@@ -89,23 +94,10 @@ def evaluate_weights(
     return found
 
 
-def _metrics(
-    given: str, predictor: Predictor, pictures: LabeledImages
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The metrics to measure, and why others are not; asked for by name they must be possible."""
-    impossible: dict[str, str] = {}
-    classes = min(pictures.num_classes(), len(predictor.class_names))
-    if classes < CELLS:
-        impossible["localization"] = f"a grid shows {CELLS} classes, and there are {classes}"
-    if pictures.masks() is None:
-        impossible["masks"] = "the data have no masks"
-    if given == "all":
-        return tuple(name for name in METRICS if name not in impossible), impossible
-    wanted = pick(given, tuple(METRICS), "metric")
-    for name in wanted:
-        if name in impossible:
-            raise ValueError(f"{name} cannot be measured: {impossible[name]}; leave it out.")
-    return wanted, {}
+def _with_options(metric: Metric, options: Mapping[str, Any]) -> Metric:
+    """``metric`` with those of the options that it has."""
+    names = {field.name for field in dataclasses.fields(metric)}  # type: ignore[arg-type]
+    return configure(metric, {name: value for name, value in options.items() if name in names})
 
 
 @contextmanager

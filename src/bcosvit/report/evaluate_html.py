@@ -7,9 +7,8 @@ from typing import Any
 
 from bcosvit.attribution import method_title
 from bcosvit.data.dataset import Skipped
-from bcosvit.metrics import Estimate, Evaluation, Localization, Masked, Perturbation
-from bcosvit.metrics.localization import CHANCE
-from bcosvit.report.evaluate_table import completeness, metric_columns
+from bcosvit.metrics import METRICS, BarChart, Chart, CurveChart, Estimate, Evaluation, MetricResult
+from bcosvit.report.evaluate_table import metric_columns
 from bcosvit.report.html import (
     Html,
     definitions,
@@ -22,14 +21,6 @@ from bcosvit.report.html import (
     text,
 )
 from bcosvit.report.plots import bars, curves, legend
-
-METRICS = {
-    "accuracy": "Accuracy",
-    "localization": "Grid pointing game",
-    "perturbation": "Pixel perturbation",
-    "masks": "Masks",
-}
-"""What can be measured, and what a page calls it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +52,10 @@ def evaluate_page(path: str | Path, found: Evaluation, about: EvaluationAbout) -
     ending = foot(about.command, about.config, about.versions)
     with page(path, "How right the model and its explanations are", lead, ending) as write:
         write(_overview(found, settings["methods"]))
-        write(_accuracy(found))
-        if found.localization is not None:
-            write(_localization(found.localization))
-        if found.perturbation is not None:
-            write(_perturbation(found.perturbation))
-        if found.masks is not None:
-            write(_masks(found.masks))
+        for name, result in found.results.items():
+            write(_metric(name, result))
         if about.left_out:
-            rows = [(METRICS[name], reason) for name, reason in about.left_out.items()]
+            rows = [(METRICS.get(name).title, reason) for name, reason in about.left_out.items()]
             write(_section("Not measured", table("And why.", ("Metric", "Reason"), rows)))
         if about.skipped:
             skipped = [(item.key, item.reason) for item in about.skipped]
@@ -104,98 +90,39 @@ def _overview(found: Evaluation, methods: Sequence[str]) -> Html:
         chosen=[number for number, method in enumerate(methods) if method == "inherent"],
     )
     complete = found.completeness
-    added = [] if complete is None else [paragraph(f"Contributions {completeness(complete)}.")]
+    added = [] if complete is None else [paragraph(f"Contributions {complete}.")]
     return _section("Every metric by every method", whole, *added)
 
 
-def _accuracy(found: Evaluation) -> Html:
-    accuracy = found.accuracy
-    rows = [("Top 1", _estimate(accuracy.top1)), ("Top 5", _estimate(accuracy.top5))]
-    about = f"The share of {len(accuracy.predictions)} images whose class is among the first."
-    return _section(
-        METRICS["accuracy"], table(about, ("", "Share"), rows, numbers=(1,)), _link("accuracy")
-    )
+def _metric(name: str, result: MetricResult) -> Html:
+    """A metric's own words, numbers and charts."""
+    parts = [paragraph(result.about())]
+    if facts := result.facts():
+        rows = [(title, _estimate(value)) for title, value in facts.items()]
+        parts.append(table("", ("", "Share"), rows, numbers=(1,)))
+    if charts := result.charts():
+        drawn = [_chart(chart) for chart in charts]
+        if any(isinstance(chart, CurveChart) for chart in charts):
+            parts.append(
+                legend([method for values in result.columns().values() for method in values])
+            )
+        parts.append(element("div", *drawn, class_="charts"))
+    if facts or charts:
+        parts.append(_link(name))
+    return _section(METRICS.get(name).title, *parts)
 
 
-def _localization(found: Localization) -> Html:
-    about = (
-        f"Four images in one picture: the share of a class's positive attribution that falls on "
-        f"its own image. {len(found.grids)} grids of {found.game.grids} asked for; they end when "
-        f"fewer than four classes have correctly classified images left."
-    )
-    if not found.grids:
-        return _section(METRICS["localization"], paragraph(about))
-    chart = bars("localization", "share in the right cell", found.means, chance=CHANCE)
-    return _section(
-        METRICS["localization"], paragraph(about), _charts(chart), _link("localization")
-    )
-
-
-def _perturbation(found: Perturbation) -> Html:
-    metric = found.metric
-    about = (
-        f"Up to {metric.share:.0%} of the pixels are zeroed in the model's own encoding, in the "
-        f"order of their attribution, in the {len(found.images)} most confident correct images of "
-        f"{metric.images} asked for. Confidence in the true class, relative to its start, should "
-        f"fall when the most important pixels go, and stay when the least important ones do: the "
-        f"area between the two curves (ABC) measures both."
-    )
-    if not found.images:
-        return _section(METRICS["perturbation"], paragraph(about))
-    shares = [100 * share for share in metric.shares]
-    titles = {"most": "The most important pixels go first", "least": "The least important ones do"}
-    lines = [
-        figure(
-            curves(
-                f"curves-{order}",
-                ("% of pixels removed", "confidence, relative"),
-                shares,
-                {method: both[order] for method, both in found.curves.items()},
-            ),
-            element("b", text(words)),
-        )
-        for order, words in titles.items()
-    ]
-    areas = figure(
-        bars("abc", "area between the curves", found.abc), element("b", text("Area between them"))
-    )
-    return _section(
-        METRICS["perturbation"],
-        paragraph(about),
-        legend(list(found.curves)),
-        element("div", *lines, areas, class_="charts"),
-        _link("perturbation"),
-    )
-
-
-def _masks(found: Masked) -> Html:
-    about = (
-        f"{len(found.images)} images whose object is known to the pixel, explained for their true "
-        f"class; {found.without} more have no mask. Energy is the share of the positive "
-        f"attribution on the object; pointing asks whether the strongest pixel lies on it."
-    )
-    if found.chance is None:
-        return _section(METRICS["masks"], paragraph(about))
-    charts = [
-        bars(
-            score,
-            words,
-            {method: each[score] for method, each in found.means.items()},
-            chance=found.chance.mean,
-        )
-        for score, words in {"energy": "energy in the mask", "pointing": "pointing"}.items()
-    ]
-    return _section(METRICS["masks"], paragraph(about), _charts(*charts), _link("masks"))
+def _chart(chart: Chart) -> Html:
+    if isinstance(chart, BarChart):
+        return element("figure", bars(chart.name, chart.axis, chart.values, chance=chart.chance))
+    drawn = curves(chart.name, (chart.x_axis, chart.y_axis), chart.positions, chart.curves)
+    return figure(drawn, element("b", text(chart.title)))
 
 
 def _section(heading: str, *content: Html) -> Html:
     name = heading.lower().replace(" ", "-")
     top = element("h2", text(heading), id=name)
     return element("section", top, *content, aria_labelledby=name)
-
-
-def _charts(*charts: Html) -> Html:
-    return element("div", *(element("figure", chart) for chart in charts), class_="charts")
 
 
 def _link(name: str) -> Html:

@@ -1,4 +1,6 @@
-"""Intervals for means, by resampling what was measured independently (images, or whole grids).
+"""Statistics that all metrics share: intervals for means, and when two attributions are equal.
+
+Intervals come from resampling what was measured independently (images, or whole grids).
 
 Resampling needs no assumption about the scores, which are bounded and often far from normal. The
 same function serves ratios of two means, which is what a normalized curve and its area are.
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from bcosvit.ops.dispatch import wide
 
 AT_ONCE = 2**22
 """Bounds the memory: numbers drawn in one go."""
@@ -75,3 +79,20 @@ def _ratio(both: Tensor) -> Tensor:
     """Column means [..., m] over the last column's, from [..., n, m + 1]."""
     means = both.mean(-2)
     return means[..., :-1] / means[..., -1:]
+
+
+SIGNIFICANT_BITS = 16
+"""Of each attribution that count: five digits, where float32 has seven."""
+
+
+def significant(maps: Tensor) -> Tensor:
+    """Rounds every attribution to ``SIGNIFICANT_BITS`` significant bits.
+
+    Maps of tokens are interpolated, so they have whole regions of one value, whose last bits depend
+    on how the model's batch was rounded. Comparing fewer digits makes them ties, to be broken on
+    purpose, instead of an order that changes with the batch size. A value can still lie so close to
+    where rounding turns that its last bits decide, which is rare and concerns neighbors only.
+    """
+    mantissa, exponent = torch.frexp(wide(maps))
+    scale = 2.0**SIGNIFICANT_BITS
+    return torch.ldexp((mantissa * scale).round() / scale, exponent)

@@ -1,14 +1,19 @@
-"""Reading a data set in batches, again and again, without ever holding more than a few of them.
+"""Reads a data set in batches, and shares the work between processes.
 
-Metrics choose images by what the model says about all of them, so each data set is read once for
-that and a second time for the chosen ones. It must therefore give the same picture twice.
+Metrics choose images by what the model predicts for all of them, so a data set is read once for
+the predictions and a second time for the chosen images. It must give the same picture twice.
+
+With ``torch.distributed`` every process knows the list of all items, takes every n-th one and
+exchanges its results, which come back in the order of the list. Nothing is averaged on the way, so
+the numbers do not depend on how many processes there are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,7 +22,7 @@ Masks = Callable[[int], Tensor | None]
 
 
 class Images(Protocol):
-    """What can be evaluated on: any map-style data set of (image [3, H, W], label, key).
+    """Any map-style data set of (image [3, H, W], label, key).
 
     Images are RGB in [0, 1]; a key names its image, for the tables and to break ties.
     """
@@ -45,7 +50,7 @@ class Reader:
 
     data: Images
     masks: Masks | None = None
-    workers: int = 0
+    num_workers: int = 0
     """Processes that read ahead."""
 
     def read(self, indices: Sequence[int], batch_size: int) -> Iterator[Batch]:
@@ -54,7 +59,7 @@ class Reader:
                 _Samples(self.data, self.masks),
                 batch_size=batch_size,
                 sampler=indices,
-                num_workers=self.workers,
+                num_workers=self.num_workers,
                 collate_fn=_batch,
                 # A loader without a generator draws from torch's global one.
                 generator=torch.Generator(),
@@ -108,3 +113,33 @@ def _batch(samples: list[_Sample]) -> Batch:
         keys=list(keys),
         masks=list(masks),
     )
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's rank among all; a single process is rank 0 of 1."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def current(cls) -> "Ranks":
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Returns the items that this process works on."""
+        return items[self.rank :: self.count]
+
+    def gather(self, results: list[T]) -> list[T]:
+        """Gathers the results of all processes, one per item, in the order of the items."""
+        if self.count == 1:
+            return results
+        shares: list[list[T]] = [[] for _ in range(self.count)]
+        dist.all_gather_object(shares, results)
+        total = sum(len(share) for share in shares)
+        return [shares[item % self.count][item // self.count] for item in range(total)]

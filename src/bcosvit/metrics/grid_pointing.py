@@ -1,4 +1,4 @@
-"""The grid pointing game (SPEC 5.1): four images in one picture, and which of them is pointed at.
+"""The grid pointing game: which of four images in one picture does an explanation point at?
 
 Four images of different classes make a 2×2 grid, which is shrunk as a whole to the size of one;
 each of the four classes is explained, and its score is the share of the positive attribution that
@@ -9,7 +9,7 @@ no cells where sides are even; where they are odd, the middle pixels belong to b
 in the picture and in the score.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,17 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.metrics.accuracy import Prediction, most_confident
-from bcosvit.metrics.bootstrap import Bootstrap, Estimate
+from bcosvit.metrics.accuracy import most_confident
+from bcosvit.metrics.base import (
+    BarChart,
+    Chart,
+    ExplainedBatch,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+    register_metric,
+)
+from bcosvit.metrics.statistics import Bootstrap, Estimate
 
 CELLS = 4
 CHANCE = 1 / CELLS
-
-Grid = tuple[Prediction, Prediction, Prediction, Prediction]
-"""Top left, top right, bottom left, bottom right."""
-
-Explain = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
-"""From images and targets to every method's maps [B, H, W]."""
 
 
 def grid_images(cells: Tensor) -> Tensor:
@@ -55,9 +59,13 @@ def share_inside(maps: Tensor, inside: Tensor) -> Tensor:
     return (positive * inside).sum((1, 2)) / total.where(total > 0, torch.ones_like(total))
 
 
+@register_metric("localization")
 @dataclass(frozen=True, kw_only=True)
-class GridPointingGame:
-    """Which images meet in which grid, and how a batch of grids is scored."""
+class GridPointingGame(Metric):
+    """The share of positive attribution in the right cell of a 2×2 grid (Sec. 4 of the paper)."""
+
+    title = "Grid pointing game"
+    tiles = CELLS
 
     grids: int = 250
     seed: int = 0
@@ -66,11 +74,16 @@ class GridPointingGame:
         if self.grids < 1:
             raise ValueError(f"grids = {self.grids} is not allowed: give an integer >= 1.")
 
-    def plan(self, predictions: Sequence[Prediction]) -> list[Grid]:
-        """Each grid takes four random classes, and of each its surest image not yet used.
+    def obstacle(self, num_classes: int) -> str | None:
+        if num_classes < CELLS:
+            return f"a grid shows {CELLS} different classes, and there are {num_classes}"
+        return None
 
-        Ends early when fewer than four classes have images left, so there may be fewer grids than
-        asked for; with a model that is never right, none.
+    def select(self, predictions: Sequence[Prediction]) -> list[Item]:
+        """Draws four random classes per grid, and takes of each its most confident unused image.
+
+        It ends early when fewer than four classes have images left, so there may be fewer grids
+        than asked for; with a model that is never right, there are none.
         """
         classes = len({prediction.label for prediction in predictions})
         if classes < CELLS:
@@ -82,7 +95,7 @@ class GridPointingGame:
         for prediction in reversed(most_confident(predictions)):
             queues.setdefault(prediction.label, []).append(prediction)
         generator = torch.Generator().manual_seed(self.seed)
-        planned: list[Grid] = []
+        planned: list[Item] = []
         while len(planned) < self.grids:
             left = sorted(label for label, queue in queues.items() if queue)
             if len(left) < CELLS:
@@ -92,41 +105,49 @@ class GridPointingGame:
             planned.append((a, b, c, d))
         return planned
 
-    def scores(self, cells: Tensor, labels: Tensor, explain: Explain) -> dict[str, Tensor]:
-        """Every method's scores [G, 4] from the grids' images [G, 4, C, H, W], labels [G, 4]."""
-        grids = grid_images(cells).repeat_interleave(CELLS, 0)
-        cell = torch.arange(CELLS, device=grids.device).repeat(len(cells))
-        maps = explain(grids, labels.flatten())
+    def compose(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Shows each grid four times, to explain each of its classes."""
+        return grid_images(images).repeat_interleave(CELLS, 0), labels.flatten()
+
+    def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
+        """Returns the scores of the four cells [N, 4] by method."""
+        cell = torch.arange(CELLS, device=batch.images.device).repeat(len(batch.images) // CELLS)
         return {
-            method: localization_score(each, cell).view(-1, CELLS) for method, each in maps.items()
+            method: localization_score(each, cell).view(-1, CELLS)
+            for method, each in batch.maps.items()
         }
+
+    def result(
+        self,
+        items: Sequence[Item],
+        scores: Mapping[str, Tensor],
+        bootstrap: Bootstrap,
+        left_out: int = 0,
+    ) -> "GridPointingResult":
+        means = {method: bootstrap.mean(each.mean(1)) for method, each in scores.items()}
+        return GridPointingResult(game=self, grids=tuple(items), scores=dict(scores), means=means)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Localization:
-    """The outcome of a grid pointing game."""
+class GridPointingResult(MetricResult):
+    """The result of a grid pointing game."""
 
     game: GridPointingGame
-    grids: tuple[Grid, ...]
-    """Those actually built."""
+    grids: tuple[Item, ...]
+    """Those that were built: top left, top right, bottom left, bottom right image."""
     scores: dict[str, Tensor]
     """By method [G, 4]."""
     means: dict[str, Estimate]
-    """By method; whole grids are resampled, as the cells of one share a picture."""
+    """By method; whole grids are resampled, since the cells of one share a picture."""
 
-    @classmethod
-    def of(
-        cls,
-        game: GridPointingGame,
-        grids: Sequence[Grid],
-        scores: dict[str, Tensor],
-        bootstrap: Bootstrap,
-    ) -> "Localization":
-        means = {method: bootstrap.mean(each.mean(1)) for method, each in scores.items()}
-        return cls(game=game, grids=tuple(grids), scores=scores, means=means)
+    def about(self) -> str:
+        return (
+            f"Four images in one picture: the share of a class's positive attribution that falls "
+            f"on its own image. {len(self.grids)} grids of {self.game.grids} asked for; they end "
+            f"when fewer than four classes have correctly classified images left."
+        )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One an image in a grid and method."""
         for method, scores in self.scores.items():
             for number, grid in enumerate(self.grids):
                 for cell, shown in enumerate(grid):
@@ -148,3 +169,12 @@ class Localization:
             "chance": CHANCE,
             "score": {method: asdict(mean) for method, mean in self.means.items()},
         }
+
+    def columns(self) -> dict[str, Mapping[str, Estimate]]:
+        return {"Localization": self.means}
+
+    def charts(self) -> list[Chart]:
+        if not self.grids:
+            return []
+        axis = "share in the right cell"
+        return [BarChart(name="localization", axis=axis, values=self.means, chance=CHANCE)]

@@ -1,0 +1,470 @@
+"""Evaluates a model and its explanations by all metrics in as few passes as possible.
+
+The data are read once for the predictions, which also decide what the other metrics look at (those
+of an earlier call will do), once for all metrics that explain single images, and once for each
+metric that composes pictures of its own. Every method sees the same batch and shares its forward
+work. Nothing but rows of numbers outlives a batch, and the results do not depend on how images are
+batched or shared between processes.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcosvit.attribution import Method, explain_all, method_name
+from bcosvit.files import atomic
+from bcosvit.metrics.accuracy import Accuracy, AccuracyResult, predict
+from bcosvit.metrics.base import (
+    METRICS,
+    ExplainedBatch,
+    FromEncoded,
+    Item,
+    Metric,
+    MetricResult,
+    Prediction,
+)
+from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
+from bcosvit.metrics.statistics import Bootstrap
+from bcosvit.models.base import AnyModel
+from bcosvit.nn.cuda_graphs import with_cuda_graphs
+from bcosvit.nn.views import unwrapped
+
+Progress = Callable[[int, int, str], None]
+"""Called with the images done, their total (of this process), and a name for the pass."""
+
+DEFAULT_BOOTSTRAP = Bootstrap()
+
+_Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completeness:
+    """Whether contributions add up to what they explain."""
+
+    explanations: int
+    """How many explanations by exact methods were checked; no other method claims completeness."""
+    worst: float
+    """The largest |Σ contributions + residual + bias − logit|, as a share of the logit or the bias,
+    whichever is larger: where contributions cancel out, either of them may be near zero."""
+
+    def __str__(self) -> str:
+        return (
+            f"miss logits by at most {self.worst:.1e} of logit or bias, whichever is larger "
+            f"({self.explanations} explanations)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """The results of all metrics."""
+
+    results: Mapping[str, MetricResult]
+    """By metric; ``accuracy`` is always there."""
+    left_out: Mapping[str, str]
+    """Registered metrics that could not be measured, with the reason."""
+    completeness: Completeness | None = None
+    """Of all explanations that were made for the metrics."""
+    settings: Mapping[str, Any]
+    """Methods and options of the metrics, fit for JSON."""
+
+    @property
+    def accuracy(self) -> AccuracyResult:
+        """The result of the metric ``accuracy``."""
+        found = self.results["accuracy"]
+        assert isinstance(found, AccuracyResult)
+        return found
+
+    def __getitem__(self, metric: str) -> Any:
+        """Returns the result of a metric by its name."""
+        return self.results[metric]
+
+    def summary(self) -> dict[str, Any]:
+        """Returns every mean with its interval and what it is a mean of, fit for JSON."""
+        found: dict[str, Any] = {name: part.summary() for name, part in self.results.items()}
+        if self.completeness is not None:
+            found["completeness"] = asdict(self.completeness)
+        return {**found, "settings": dict(self.settings)}
+
+    def write(self, folder: str | Path) -> None:
+        """Writes one ``METRIC.csv`` per metric and ``summary.json``, each whole or absent.
+
+        Where several processes evaluate, all hold the same results, so one of them should write.
+
+        Args:
+            folder: Where to; it is created if it does not exist.
+        """
+        for name, part in self.results.items():
+            write_table(Path(folder, f"{name}.csv"), part.rows())
+        write_summary(Path(folder, "summary.json"), self.summary())
+
+
+def evaluate(
+    model: AnyModel,
+    data: Images,
+    methods: Sequence[Method] = ("inherent",),
+    *,
+    metrics: Sequence[str | Metric] | None = None,
+    masks: Masks | None = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    batch_size: int = 32,
+    num_workers: int = 0,
+    progress: Progress | None = None,
+    known: AccuracyResult | None = None,
+) -> Evaluation:
+    """Evaluates a model and its explanations.
+
+    Inside ``torch.distributed`` every process calls this with the same arguments, does its share
+    of the work and gets the whole result.
+
+    Args:
+        model: The model, in evaluation mode.
+        data: A map-style data set of (image [3, H, W], label, key).
+        methods: Explanation methods, by name or as objects.
+        metrics: Metrics by name or as objects; None stands for all registered metrics that can be
+            measured, with their default options. Accuracy is always measured.
+        masks: A function from a position in the data to the object's mask [H, W] or None.
+        bootstrap: How to compute intervals.
+        batch_size: How many images pass through the model at once, except for grids, where at
+            least the four pictures of one grid do.
+        num_workers: How many processes read ahead.
+        progress: A function that is called after each batch.
+        known: The accuracy that an earlier call found for this model and these data, which are
+            then not predicted again.
+
+    Returns:
+        The results of all metrics.
+
+    Raises:
+        ValueError: If the model is in training mode, a metric or method does not apply, or the
+            data are not what they were when they were first read.
+
+    Example:
+        >>> import torch, bcosvit
+        >>> from bcosvit.metrics import PixelPerturbation, evaluate
+        >>> stem = bcosvit.StemConfig(widths=(8,))
+        >>> config = bcosvit.ModelConfig(
+        ...     width=12, depth=1, image_size=16, num_classes=2, backbone=stem
+        ... )
+        >>> model = bcosvit.create_model(config).eval()
+        >>> data = [(torch.rand(3, 16, 16), n % 2, f"image {n}") for n in range(4)]
+        >>> found = evaluate(model, data, metrics=[PixelPerturbation(images=2)])
+        >>> found.accuracy.top5.mean
+        1.0
+    """
+    model = unwrapped(model)
+    chosen = [
+        METRICS.get(each) if isinstance(each, str) else each
+        for each in (METRICS if metrics is None else metrics)
+    ]
+    left_out = obstacles(chosen, model, data, has_masks=masks is not None)
+    if metrics is not None and left_out:
+        name, reason = next(iter(left_out.items()))
+        raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
+    chosen = [metric for metric in chosen if metric.name not in left_out]
+    explaining = [metric for metric in chosen if metric.explains]
+    _check(model, data, methods, batch_size, bool(explaining))
+    if known is not None and known.images != len(data):
+        raise ValueError(
+            f"The accuracy that is known is of {known.images} images, and the data have "
+            f"{len(data)}; give what evaluating this model on these very data has found."
+        )
+    run = _Run(
+        model,
+        data,
+        methods,
+        batch_size,
+        num_workers,
+        masks,
+        Ranks.current(),
+        progress,
+        # Two CUDA graphs: batches of predictions and those of metrics may differ in size.
+        predicting=with_cuda_graphs(model, model.from_encoded),
+        scoring=with_cuda_graphs(model, model.from_encoded),
+    )
+    if explaining:
+        # A method that does not exist or apply is better found now than after all predictions.
+        run.maps(*run.on_device(next(run.reader().read([0], 1))))
+        run.missed.clear()
+    if known is None:
+        items = Accuracy().select(predictions := run.predictions())
+        known = Accuracy().result(items, {}, bootstrap, len(predictions) - len(items))
+    single = [metric for metric in explaining if type(metric).compose is Metric.compose]
+    groups = [[metric] for metric in explaining if metric not in single]
+    found: dict[str, MetricResult] = {}
+    for group in [*groups, single] if single else groups:
+        found |= _measure(run, group, known.predictions, bootstrap)
+    others = [metric for metric in chosen if not metric.explains and metric.name != "accuracy"]
+    for metric in others:
+        items = metric.select(known.predictions)
+        found[metric.name] = metric.result(items, {}, bootstrap)
+    return Evaluation(
+        results={"accuracy": known}
+        | {metric.name: found[metric.name] for metric in chosen if metric.name in found},
+        left_out=left_out,
+        completeness=run.completeness(),
+        settings={
+            "methods": [method_name(method) for method in methods],
+            "metrics": {metric.name: asdict(metric) for metric in chosen},  # type: ignore[call-overload]
+            "bootstrap": asdict(bootstrap),
+        },
+    )
+
+
+def obstacles(
+    metrics: Sequence[Metric], model: AnyModel, data: Images, *, has_masks: bool
+) -> dict[str, str]:
+    """Finds the metrics that cannot be measured.
+
+    Args:
+        metrics: The metrics in question.
+        model: The model.
+        data: The data set; where it has a method ``num_classes``, that is asked, too.
+        has_masks: Whether there are masks of the objects.
+
+    Returns:
+        The reason by the metric's name.
+    """
+    num_classes = model.config.num_classes
+    if hasattr(data, "num_classes"):
+        num_classes = min(num_classes, data.num_classes())
+    found: dict[str, str] = {}
+    for metric in metrics:
+        reason = metric.obstacle(num_classes)
+        if metric.needs_masks and not has_masks:
+            reason = "the data have no masks"
+        if reason is not None:
+            found[metric.name] = reason
+    return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every pass over the data needs."""
+
+    model: AnyModel
+    data: Images
+    methods: Sequence[Method]
+    batch_size: int
+    num_workers: int
+    masks: Masks | None
+    ranks: Ranks
+    progress: Progress | None
+    predicting: FromEncoded
+    scoring: FromEncoded
+    missed: list[float] = field(default_factory=list)
+    """By how much each explanation missed its logit (`Completeness.worst` is the largest)."""
+
+    def reader(self, *, masks: bool = False) -> Reader:
+        return Reader(
+            data=self.data, masks=self.masks if masks else None, num_workers=self.num_workers
+        )
+
+    def on_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Images and labels, where the model is."""
+        reference = next(self.model.parameters())
+        return batch.images.to(reference), batch.labels.to(reference.device)
+
+    def maps(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Every method's attribution maps [B, H, W]."""
+        found = explain_all(self.model, images, labels, self.methods)
+        expected = (len(images), *images.shape[-2:])
+        for method, attribution in found.items():
+            if attribution.map.shape != expected:
+                raise ValueError(
+                    f"Method {method} gave maps {list(attribution.map.shape)}, expected "
+                    f"{list(expected)}; it must attribute to the images' pixels."
+                )
+            if attribution.map.isnan().any():
+                raise ValueError(f"Method {method} gave a map with NaN, which cannot be ranked.")
+            if attribution.residual is not None and attribution.logit is not None:
+                # A model without a bias may give a logit of exactly zero.
+                least = max(abs(attribution.bias), torch.finfo(torch.float32).tiny)
+                size = attribution.logit.double().abs().clamp(min=least)
+                self.missed.extend((attribution.completeness_error() / size).tolist())
+        return {method: attribution.map for method, attribution in found.items()}
+
+    def completeness(self) -> Completeness | None:
+        """Of all explanations of all processes."""
+        shares = self.ranks.gather([(len(self.missed), max(self.missed, default=0.0))])
+        explanations = sum(count for count, _ in shares)
+        if not explanations:
+            return None
+        return Completeness(explanations=explanations, worst=max(worst for _, worst in shares))
+
+    def predictions(self) -> list[Prediction]:
+        """Of all images, in their order."""
+        mine = self.ranks.share(range(len(self.data)))
+        batches = self._counted(mine, self.reader().read(mine, self.batch_size), "predictions")
+        rows = [row for batch in batches for row in predict(self.model, batch, self.predicting)]
+        return self.ranks.gather(rows)
+
+    def again(
+        self, images: Sequence[Prediction], batch_size: int, what: str, *, masks: bool
+    ) -> Iterator[Batch]:
+        """Reads ``images`` a second time, and makes sure that they are what they were."""
+        indices = [image.index for image in images]
+        known = iter(images)
+        batches = self.reader(masks=masks).read(indices, batch_size)
+        for batch in self._counted(indices, batches, what):
+            for key, label in zip(batch.keys, batch.labels.tolist(), strict=True):
+                before = next(known)
+                if (key, label) != (before.key, before.label):
+                    raise ValueError(
+                        f"Image {before.index} was {before.key!r} with label {before.label} and "
+                        f"is now {key!r} with label {label}; the data must not change."
+                    )
+            yield batch
+
+    def _counted(
+        self, indices: Sequence[int], batches: Iterator[Batch], what: str
+    ) -> Iterator[Batch]:
+        done = 0
+        for batch in batches:
+            yield batch
+            done += len(batch.indices)
+            if self.progress is not None:
+                self.progress(done, len(indices), what)
+
+
+def _measure(
+    run: _Run, group: Sequence[Metric], predictions: Sequence[Prediction], bootstrap: Bootstrap
+) -> dict[str, MetricResult]:
+    """Measures metrics that look at the same pictures: a single one, or all of single images."""
+    selected = {metric.name: metric.select(predictions) for metric in group}
+    # In the order of the data, which reads fastest, unless a single metric has one of its own.
+    items = list(dict.fromkeys(item for each in selected.values() for item in each))
+    tiles = group[0].tiles
+    if tiles == 1:
+        items.sort(key=lambda item: item[0].index)
+    wanted = {name: set(each) for name, each in selected.items()}
+    mine = run.ranks.share(items)
+    batch_size = tiles * max(1, run.batch_size // tiles)
+    what = "explanations" if tiles == 1 else group[0].name
+    rows: list[dict[str, _Row]] = []
+    shown = [image for item in mine for image in item]
+    needs_masks = any(metric.needs_masks for metric in group)
+    for batch in run.again(shown, batch_size, what, masks=needs_masks):
+        here = mine[len(rows) : len(rows) + len(batch.indices) // tiles]
+        rows += _score_batch(run, group, batch, here, wanted)
+    scored = dict(zip(items, run.ranks.gather(rows), strict=True))
+    found: dict[str, MetricResult] = {}
+    for metric in group:
+        kept = [item for item in selected[metric.name] if metric.name in scored[item]]
+        scores = _columns([scored[item][metric.name] for item in kept])
+        left_out = len(selected[metric.name]) - len(kept)
+        found[metric.name] = metric.result(kept, scores, bootstrap, left_out)
+    return found
+
+
+def _score_batch(
+    run: _Run,
+    group: Sequence[Metric],
+    batch: Batch,
+    items: Sequence[Item],
+    wanted: Mapping[str, set[Item]],
+) -> list[dict[str, _Row]]:
+    """The scores of every item by metric; a metric that does not look at an item has none."""
+    tiles = group[0].tiles
+    which = {
+        metric.name: [
+            number
+            for number, item in enumerate(items)
+            if item in wanted[metric.name]
+            and not (metric.needs_masks and batch.masks[number] is None)
+        ]
+        for metric in group
+    }
+    # Images that no metric asks for are not explained; `at` is where the maps of the others are.
+    needed = sorted({number for numbers in which.values() for number in numbers})
+    results: list[dict[str, _Row]] = [{} for _ in items]
+    if not needed:
+        return results
+    images, labels = run.on_device(batch)
+    pictures, targets = group[0].compose(
+        images.unflatten(0, (-1, tiles))[needed], labels.unflatten(0, (-1, tiles))[needed]
+    )
+    maps = run.maps(pictures, targets)
+    each = len(pictures) // len(needed)
+    at = {number: position for position, number in enumerate(needed)}
+    for metric in group:
+        numbers = which[metric.name]
+        if not numbers:
+            continue
+        rows = [at[number] * each + offset for number in numbers for offset in range(each)]
+        inside = None
+        if metric.needs_masks:
+            masks = [mask for number in numbers if (mask := batch.masks[number]) is not None]
+            inside = torch.stack(masks).to(images.device)
+        scores = metric.score(
+            ExplainedBatch(
+                model=run.model,
+                images=pictures[rows],
+                labels=targets[rows],
+                keys=[batch.keys[number * tiles] for number in numbers],
+                maps={method: map_[rows] for method, map_ in maps.items()},
+                masks=inside,
+                batch_size=run.batch_size,
+                from_encoded=run.scoring,
+            )
+        )
+        for number, row in zip(numbers, _rows(scores), strict=True):
+            results[number][metric.name] = row
+    return results
+
+
+def _rows(columns: Mapping[str, Tensor]) -> list[_Row]:
+    """One dict of plain numbers per item: what processes exchange."""
+    values = [column.tolist() for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _columns(rows: Sequence[_Row]) -> dict[str, Tensor]:
+    """The inverse of `_rows`, in float64; nothing from nothing."""
+    names = rows[0] if rows else {}
+    return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in names}
+
+
+def _check(
+    model: AnyModel, data: Images, methods: Sequence[Method], batch_size: int, explaining: bool
+) -> None:
+    if any(module.training for module in model.modules()):
+        raise ValueError(
+            "The model is in training mode, in which it would change while it is measured; "
+            "call model.eval() first."
+        )
+    if isinstance(methods, str) or (explaining and not methods):
+        raise ValueError(
+            f"methods = {methods!r} is not allowed: give a sequence of names or explainers, "
+            f"such as ('inherent',)."
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size} is not allowed: give an integer >= 1.")
+    if not len(data):
+        raise ValueError("The data set is empty; give at least one image.")
+
+
+def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes rows of equal columns as CSV with all digits; without rows the file is empty."""
+    with (
+        atomic(path) as temporary,
+        # Keys are often file names, which need not be valid Unicode.
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def write_summary(path: str | Path, summary: Mapping[str, Any]) -> None:
+    """Writes ``summary`` as indented JSON."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
