@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bcosvit import create_model
 from bcosvit.models import VisionTransformer
-from bcosvit.train.cache import FeatureCache, bytes_needed
+from bcosvit.train.feature_cache import FeatureCache, bytes_needed
 
 
 class Noise:

@@ -26,7 +26,7 @@ def run(data: str, **settings: object) -> tuple[Run, float, Classifier]:
     """Trains by `quick`; what came out, the seconds it took, drawing included, and the model."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        finished = train(data, out=Path(folder) / "run", settings={"picture_every": 0, **settings})
+        finished = train(data, out=Path(folder) / "run", settings={"explain_every": 0, **settings})
         seconds = time.perf_counter() - start
         model = load(finished.weights)
     return finished, seconds, model

@@ -24,7 +24,7 @@ from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.models.hub import shipped
 from bcosvit.predictor import Predictor
-from bcosvit.train import Machines, Recipe, train
+from bcosvit.train import Recipe, train
 
 SLOW = ("intgrad", "smoothgrad", "occlusion")
 THIN = {"growth": 2, "blocks": (2, 1, 1), "stem_width": 4, "bottleneck": 2}
@@ -114,8 +114,8 @@ def everything() -> Iterator[tuple[str, object]]:
             ema=0.9,
             clip="adaptive",
             clip_value=0.1,
-            picture_every=0,
-            workers=0,
+            explain_every=0,
+            num_workers=0,
         )
         config = bcosvit.ModelConfig(
             width=12,
@@ -132,7 +132,7 @@ def everything() -> Iterator[tuple[str, object]]:
             out=out,
             model=config,
             recipe=recipe,
-            machines=Machines(accelerator="cpu"),
+            accelerator="cpu",
         )
         yield "train/metrics", (out / "metrics.csv").read_text().splitlines()[1:]
         predictor = Predictor.load(run.weights, "cpu")

@@ -51,7 +51,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         scene.image.save(path)
     drawn[0].image.save(folder / "photo.jpg")
-    settings = {"epochs": 6, "learning_rate": 6e-3, "picture_every": 0}
+    settings = {"epochs": 6, "learning_rate": 6e-3, "explain_every": 0}
     tiny = {"model.depth": 1, "model.image_size": SIZE}
     train(folder / "photos", out=folder / "runs" / "photos", settings={**settings, **tiny})
     return folder

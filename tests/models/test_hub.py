@@ -181,10 +181,10 @@ def test_shipped_names(shelf, monkeypatch):
 
 
 def test_training_starts_from_a_shipped_model(shelf):
-    from bcosvit.train.initialize import config_in, initialize
+    from bcosvit.train.checkpoints import config_of, initialize
 
     write_weights(shelf / "another.safetensors", classes=None)
-    model = create_model(config_in("another"))
+    model = create_model(config_of("another"))
     assert initialize(model, "another") == "The model starts from another."
     assert same(model, shelf / "another.safetensors")
 

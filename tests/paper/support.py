@@ -22,7 +22,7 @@ SETTINGS = {
     "learning_rate": 1e-2,
     "warmup_epochs": 0,
     "image_size": 32,
-    "picture_every": 0,
+    "explain_every": 0,
     "model.width": 16,
     "model.num_heads": 2,
     "model.depth": 2,

@@ -20,7 +20,7 @@ from bcosvit.paper.budget import Cost
 from bcosvit.paper.catalog import FIGURES
 from bcosvit.paper.reproduce import reproduce
 from bcosvit.train import Stopped
-from bcosvit.train.history import History
+from bcosvit.train.callbacks import History
 from bcosvit.train.task import Task
 from tests.paper.support import SETTINGS, small_study, write_squares
 from tests.report.support import Page

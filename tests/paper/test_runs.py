@@ -30,7 +30,7 @@ def test_a_name_depends_on_what_the_result_depends_on(tmp_path):
     runs = runs_of(tmp_path)
     name = runs.name(BCOS)
     assert name.startswith("bcos_vit_ti_38-seed0-")
-    assert with_settings(runs, workers=3, checkpoint_steps=5).name(BCOS) == name
+    assert with_settings(runs, num_workers=3, checkpoint_steps=5).name(BCOS) == name
     others = [
         with_settings(runs, epochs=3),
         with_settings(runs, **{"model.depth": 3}),

@@ -10,15 +10,15 @@ from safetensors.torch import load_file
 
 from bcosvit import ModelConfig
 from bcosvit.models.weights import read_metadata
-from bcosvit.train import Machines, Recipe
+from bcosvit.train import Recipe
 from bcosvit.train import train as train_anywhere
-from bcosvit.train.checkpoints import read
+from bcosvit.train.checkpoints import read_checkpoint
 from tests.conftest import small_config
 
 DATA = "scenes?size=32&train=25&val=11"
 """In batches of 8 one sample is left over for training, and three for validation."""
 
-train = partial(train_anywhere, machines=Machines(accelerator="cpu"))
+train = partial(train_anywhere, accelerator="cpu")
 """Where the last bit counts, GPUs stay out."""
 
 
@@ -41,8 +41,8 @@ def recipe(**changes: Any) -> Recipe:
         "clip": "adaptive",
         "clip_value": 0.1,
         "checkpoint_steps": 2,
-        "picture_every": 0,
-        "workers": 0,
+        "explain_every": 0,
+        "num_workers": 0,
     }
     return Recipe(**{**fields, **changes})
 
@@ -59,7 +59,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     best = [folder / "best.safetensors" for folder in (one, other)]
     assert read_metadata(best[0]) == read_metadata(best[1])
     assert_equal(load_file(best[0]), load_file(best[1]), "best")
-    mine, theirs = read(one / "last.ckpt"), read(other / "last.ckpt")
+    mine, theirs = read_checkpoint(one / "last.ckpt"), read_checkpoint(other / "last.ckpt")
     assert mine["global_step"] == theirs["global_step"]
     for part in ("state_dict", "current_model_state", "optimizer_states", "lr_schedulers"):
         assert_equal(mine[part], theirs[part], part)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bcosvit import ModelConfig, StemConfig, create_model
-from bcosvit.train.cache import FeatureCache, bytes_needed
+from bcosvit.train.feature_cache import FeatureCache, bytes_needed
 
 CONFIG = ModelConfig(
     width=16,

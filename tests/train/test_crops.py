@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from bcosvit.data.transforms import TrainTransform
-from bcosvit.train.crops import draw_boxes, resampled
+from bcosvit.train.device_images import crop_and_resize, sample_crops
 
 SIZE = 24
 
@@ -52,7 +52,7 @@ def test_crops_are_those_of_workers_but_for_a_level(height, width, flip):
     sides = (boxes[:, 1::2] - boxes[:, ::2]) / SIZE
     assert sides.min() < 0.2 and (sides.max() > 2 or max(height, width) < 2 * SIZE)
     edges = boxes[:, [1, 0, 2, 3]] if flip else boxes
-    found = resampled(pictures.float(), edges, SIZE)
+    found = crop_and_resize(pictures.float(), edges, SIZE)
     expected = torch.stack(
         [
             by_worker(picture, box, SIZE, flip=flip)
@@ -69,7 +69,7 @@ def test_crops_are_those_of_workers_but_for_a_level(height, width, flip):
 def test_a_crop_of_the_models_size_is_the_picture_itself():
     pictures = noise(2, 40, 3, 50)
     boxes = torch.tensor([[5.0, 29.0, 7.0, 31.0], [29.0, 5.0, 7.0, 31.0]])
-    found = resampled(pictures.float(), boxes, SIZE)
+    found = crop_and_resize(pictures.float(), boxes, SIZE)
     cut = pictures[:, 7:31, :, 5:29]
     assert torch.equal(found[0], cut[0].float())
     assert torch.equal(found[1], cut[1].flip(-1).float())
@@ -83,17 +83,17 @@ def test_nothing_outside_of_a_box_counts():
     ):
         other[top:bottom, :, left:right] = picture[top:bottom, :, left:right]
     assert not torch.equal(pictures, others)
-    found = [resampled(p.float(), boxes, SIZE) for p in (pictures, others)]
+    found = [crop_and_resize(p.float(), boxes, SIZE) for p in (pictures, others)]
     assert torch.equal(*found)
 
 
 def test_a_crop_is_the_same_in_any_batch():
     # Levels far apart, halfway between which many pixels come to lie.
     pictures, boxes = noise(32, 12, 3, 12).float(), some_boxes(32, 12, 12)
-    whole = resampled(pictures, boxes, SIZE)
+    whole = crop_and_resize(pictures, boxes, SIZE)
     for start, stop in ((0, 1), (3, 8), (31, 32)):
         assert torch.equal(
-            resampled(pictures[start:stop], boxes[start:stop], SIZE), whole[start:stop]
+            crop_and_resize(pictures[start:stop], boxes[start:stop], SIZE), whole[start:stop]
         )
 
 
@@ -103,19 +103,19 @@ def test_halves_are_rounded_up_however_they_are_summed():
     left = torch.arange(100.0)
     boxes = torch.stack((left, left + 6 * SIZE, 0 * left, 0 * left + 6), 1)
     means = left[:, None] + 6 * torch.arange(SIZE) + 2.5
-    found, expected = resampled(pictures, boxes, SIZE), (means + 0.5)[:, None, None]
+    found, expected = crop_and_resize(pictures, boxes, SIZE), (means + 0.5)[:, None, None]
     assert torch.equal(found[..., 1:-1], expected[..., 1:-1].expand(-1, SIZE, 3, -1))
 
 
 def test_boxes_between_pixels_never_miss_them_all():
     boxes = torch.tensor([[3.1, 3.2, 4.9, 5.1], [3.45, 3.55, 0.0, 0.01]])
-    found = resampled(torch.full((2, 9, 3, 9), 70.0), boxes, SIZE)
+    found = crop_and_resize(torch.full((2, 9, 3, 9), 70.0), boxes, SIZE)
     assert torch.equal(found, torch.full_like(found, 70))
 
 
 def drawn(width: int, height: int, number: int, **options) -> torch.Tensor:
     sizes = torch.tensor([[width, height]], dtype=torch.float64).expand(number, 2)
-    return draw_boxes(sizes, **{"scale": (0.08, 1.0), "flip": 0.0, "seed": 1, **options})
+    return sample_crops(sizes, **{"scale": (0.08, 1.0), "flip": 0.0, "seed": 1, **options})
 
 
 def by_torchvision(width: int, height: int, number: int, scale: tuple[float, float]):
@@ -172,7 +172,7 @@ def test_what_never_fits_is_cut_from_the_middle(width, height):
 
 def test_boxes_lie_in_their_pictures():
     sizes = torch.randint(1, 40, (3000, 2)).double()
-    left, right, top, bottom = draw_boxes(sizes, scale=(0.01, 1.0), flip=0, seed=0).T
+    left, right, top, bottom = sample_crops(sizes, scale=(0.01, 1.0), flip=0, seed=0).T
     assert left.min() == 0 and top.min() == 0
     assert (left < right).all() and (right <= sizes[:, 0]).all()
     assert (top < bottom).all() and (bottom <= sizes[:, 1]).all()

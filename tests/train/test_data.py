@@ -8,21 +8,26 @@ import torch
 
 from bcosvit.data.dataset import open_source
 from bcosvit.data.transforms import TrainTransform
-from bcosvit.train.data import Data, GlobalBatches, Loader, Pictures
-from bcosvit.train.memory import keep_drawn
-from tests.train.support import DATA, recipe
+from bcosvit.train.data import (
+    DataModule,
+    GlobalBatchSampler,
+    ImageDataset,
+    ResumableDataLoader,
+    cache_drawn_images,
+)
+from tests.train.support import DATA
 
 
 def batches(length=25, size=8, *, seed=0, epoch=0, **options) -> list[list]:
-    sampler = GlobalBatches(length, size, seed=seed, **options)
+    sampler = GlobalBatchSampler(length, size, seed=seed, **options)
     sampler.set_epoch(epoch)
     return list(sampler)
 
 
 @pytest.fixture(scope="module")
-def pictures() -> Pictures:
-    split = keep_drawn(open_source(DATA).train)
-    return Pictures(split.with_transform(TrainTransform(16)), seed=0)
+def pictures() -> ImageDataset:
+    split = cache_drawn_images(open_source(DATA).train)
+    return ImageDataset(split.with_transform(TrainTransform(16)), seed=0)
 
 
 def test_every_epoch_has_every_sample_once_in_an_order_of_its_own():
@@ -34,14 +39,17 @@ def test_every_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert len({tuple(order) for order in orders}) == 6
 
 
-@pytest.mark.parametrize(("ranks", "accumulate"), [(2, 1), (1, 2), (2, 2), (3, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("world_size", "accumulate"), [(2, 1), (1, 2), (2, 2), (3, 1), (4, 2)], ids=str
+)
 @pytest.mark.parametrize("length", [16, 17, 23, 25])
-def test_processes_share_out_the_same_global_batches(length, ranks, accumulate):
+def test_processes_share_out_the_same_global_batches(length, world_size, accumulate):
     """The average over processes of weighted sums is the mean over each global batch."""
     values = torch.randn(length, dtype=torch.float64)
     alone = batches(length)
     shares = [
-        batches(length, rank=rank, ranks=ranks, accumulate=accumulate) for rank in range(ranks)
+        batches(length, rank=rank, world_size=world_size, accumulate=accumulate)
+        for rank in range(world_size)
     ]
     assert {len(share) for share in shares} == {len(alone) * accumulate}
     for step, whole in enumerate(alone):
@@ -52,20 +60,22 @@ def test_processes_share_out_the_same_global_batches(length, ranks, accumulate):
         # Lightning divides by the accumulated batches, the processes' gradients are averaged.
         weighted = sum(ticket.weight * values[ticket.position] for ticket in parts)
         mean = values[[ticket.position for ticket in whole]].mean()
-        torch.testing.assert_close(weighted / (ranks * accumulate), mean)
+        torch.testing.assert_close(weighted / (world_size * accumulate), mean)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_validation_counts_every_sample_once(ranks):
-    shares = [batches(11, 8, seed=None, rank=rank, ranks=ranks) for rank in range(ranks)]
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_validation_counts_every_sample_once(world_size):
+    shares = [
+        batches(11, 8, seed=None, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     assert len({len(share) for share in shares}) == 1
     tickets = [ticket for share in shares for batch in share for ticket in batch]
     assert sorted(ticket.position for ticket in tickets if ticket.weight) == list(range(11))
     assert {ticket.weight for ticket in tickets} <= {0.0, 1.0}
 
 
-def loaded(pictures: Pictures, workers: int, *, epochs=(0, 1), start=0) -> list[torch.Tensor]:
-    loader = Loader(pictures, GlobalBatches(len(pictures), 8, seed=0), workers)
+def loaded(pictures: ImageDataset, workers: int, *, epochs=(0, 1), start=0) -> list[torch.Tensor]:
+    loader = ResumableDataLoader(pictures, GlobalBatchSampler(len(pictures), 8, seed=0), workers)
     loader.load_state_dict({"done": start})
     found = []
     for epoch in epochs:
@@ -98,7 +108,7 @@ def test_loading_resumes_in_the_middle_and_only_once(pictures, workers):
 
 
 def test_the_state_is_what_was_handed_out_not_what_was_read_ahead(pictures):
-    loader = Loader(pictures, GlobalBatches(len(pictures), 8, seed=0), 1)
+    loader = ResumableDataLoader(pictures, GlobalBatchSampler(len(pictures), 8, seed=0), 1)
     iterator = iter(loader)
     next(iterator), next(iterator)
     assert loader.state_dict() == {"done": 2}
@@ -106,15 +116,15 @@ def test_the_state_is_what_was_handed_out_not_what_was_read_ahead(pictures):
 
 def test_drawn_pictures_are_drawn_once(pictures):
     source = open_source(DATA).train
-    kept = keep_drawn(source)
+    kept = cache_drawn_images(source)
     assert kept.reader.image(3, None) == source.reader.image(3, None)
     assert kept.key(3) == source.key(3) and kept.label(3) == source.label(3)
-    assert keep_drawn(kept).reader.image(3, None) == source.reader.image(3, None)
+    assert cache_drawn_images(kept).reader.image(3, None) == source.reader.image(3, None)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_no_thread_pins_while_a_step_is_recorded(pictures, monkeypatch, graphs):
+@pytest.mark.parametrize("pins", [False, True])
+def test_a_thread_pins_memory_only_where_it_is_asked_to(pictures, monkeypatch, pins):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    data = Data(pictures, pictures, recipe(graphs=graphs))
+    data = DataModule(pictures, pictures, batch_size=8, seed=0, pin_memory=pins)
     data.trainer = SimpleNamespace(global_rank=0, world_size=1)
-    assert data.train_dataloader().pin_memory is not graphs
+    assert data.train_dataloader().pin_memory is pins

@@ -24,7 +24,7 @@ from bcosvit.data.scenes import Scenes
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.models.weights import read_metadata
 from bcosvit.predictor import Predictor
-from bcosvit.train import QUICK_MODEL, Machines, Recipe
+from bcosvit.train import QUICK_MODEL, Recipe
 from tests.conftest import randomize, small_config, tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
 
@@ -35,7 +35,7 @@ POSITION = DATA.replace("scenes", "scenes:position")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    return train(DATA, out=folder, model=model_config(), recipe=recipe(picture_every=2))
+    return train(DATA, out=folder, model=model_config(), recipe=recipe(explain_every=2))
 
 
 def test_it_leaves_everything_behind(run):
@@ -48,9 +48,9 @@ def test_it_leaves_everything_behind(run):
         "curves.png",
         "last.ckpt",
         "metrics.csv",
-        "pictures/epoch-0001.png",
-        "pictures/epoch-0002.png",
-        "pictures/epoch-0003.png",
+        "explanations/epoch-0001.png",
+        "explanations/epoch-0002.png",
+        "explanations/epoch-0003.png",
         "previous.ckpt",
         "run.yaml",
         "tensorboard/hparams.yaml",
@@ -65,7 +65,7 @@ def test_the_record_says_everything(run):
     assert record["recipe"]["seed"] == 0
     assert record["recipe"]["learning_rate"] == 3e-3
     assert record["model"]["position"] == "mul"
-    assert record["machines"]["devices"] == 1
+    assert record["trainer"]["devices"] == 1
     assert record["versions"]["bcosvit"] == bcosvit.__version__
     assert record["versions"]["torch"] == torch.__version__
 
@@ -98,7 +98,7 @@ def test_reports_cut_pictures_as_validation_did(tmp_path, crop):
 
 
 def test_the_picture_shows_photographs_and_contributions(run):
-    with Image.open(run.folder / "pictures" / "epoch-0003.png") as picture:
+    with Image.open(run.folder / "explanations" / "epoch-0003.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
     # Four pairs of columns, four rows of them.
     assert pixels.shape[0] > 4 * 192 and pixels.shape[1] > 4 * 192
@@ -107,9 +107,9 @@ def test_the_picture_shows_photographs_and_contributions(run):
 
 def test_conventional_models_have_no_pictures_of_contributions(tmp_path):
     config = model_config(family="conventional")
-    ways = recipe(epochs=1, picture_every=1, loss="ce", clip="norm", clip_value=1.0, ema=None)
+    ways = recipe(epochs=1, explain_every=1, loss="ce", clip="norm", clip_value=1.0, ema=None)
     folder = train(DATA, out=tmp_path / "run", model=config, recipe=ways).folder
-    assert not (folder / "pictures").exists()
+    assert not (folder / "explanations").exists()
     assert "post hoc" in (folder / "README.md").read_text()
 
 
@@ -142,17 +142,17 @@ def test_too_many_broken_pictures_end_the_run_with_one_sentence(tmp_path, worker
             Image.new("RGB", (20, 20)).save(path)
             if number > 4:
                 path.write_bytes(b"broken")
-    config, ways = model_config(num_classes=2), recipe(workers=workers, val_fraction=0.2)
+    config, ways = model_config(num_classes=2), recipe(num_workers=workers, val_fraction=0.2)
     with pytest.raises(ValueError, match=r"images cannot be read, a share of 0\.01") as refused:
         train(tmp_path / "pets", out=tmp_path / "run", model=config, recipe=ways)
     assert "\n" not in str(refused.value)
 
 
 def test_a_run_is_not_overwritten(run, tmp_path):
-    with pytest.raises(ValueError, match=r"There is a run in .* already: go on with it by"):
+    with pytest.raises(ValueError, match="already"):
         train(DATA, out=run.folder, model=model_config(), recipe=recipe())
     (tmp_path / "thesis.tex").write_text("…")
-    with pytest.raises(ValueError, match="is not empty: give a new folder"):
+    with pytest.raises(ValueError, match="not empty"):
         train(DATA, out=tmp_path, model=model_config(), recipe=recipe())
 
 
@@ -169,19 +169,19 @@ def test_a_run_is_not_overwritten(run, tmp_path):
 def test_it_resumes_with_its_own_settings_only(run, asked, says):
     with pytest.raises(ValueError, match=says) as refused:
         train(**asked, out=run.folder, resume=True)
-    assert "Leave them out, or start a new run" in str(refused.value)
+    assert "another folder" in str(refused.value)
 
 
 def test_what_does_not_change_the_result_may_be_changed(run):
-    settings = {"workers": 1, "picture_every": 1, "checkpoint_steps": None}
+    settings = {"num_workers": 1, "explain_every": 1, "checkpoint_steps": None}
     assert train(out=run.folder, resume=True, settings=settings).rows == run.rows
 
 
 def test_what_is_not_there_cannot_be_resumed(tmp_path):
-    with pytest.raises(ValueError, match=r"There is no run to resume in .*no run\.yaml"):
+    with pytest.raises(ValueError, match=r"no run\.yaml"):
         train(out=tmp_path, resume=True)
     (tmp_path / "run.yaml").write_text("data: 3")
-    with pytest.raises(ValueError, match=r"run\.yaml is not a record of a run"):
+    with pytest.raises(ValueError, match=r"run\.yaml is not the record"):
         train(out=tmp_path, resume=True)
 
 
@@ -190,7 +190,7 @@ def test_weights_with_other_classes_get_a_new_head(run, tmp_path, capsys):
         POSITION, out=tmp_path / "tuned", recipe=recipe(epochs=1, ema=None), init=run.weights
     )
     said = capsys.readouterr().out
-    assert "which knows 8 classes; its head is replaced by a new one for 4" in said
+    assert "8 classes" in said and "head is replaced" in said
     assert load(tuned.weights).config == model_config(num_classes=4)
     # One epoch at this rate moves weights by hundredths, chance by tenths.
     before, after = load(run.weights).state_dict(), load(tuned.weights).state_dict()
@@ -232,28 +232,28 @@ def test_a_backbone_is_a_start_too(tmp_path, capsys):
     ("asked", "says"),
     [
         ({"data": "nowhere"}, "nowhere"),
-        ({"data": None}, "There is nothing to train on"),
-        ({"model": "bcos_vit_xl_38"}, "There is no model 'bcos_vit_xl_38'"),
-        ({"model": "bcos_vit_ti_38"}, "backbone is frozen, and would stay as chance made it"),
-        ({"model": None, "recipe": "paper-bcos"}, "There is no model to train"),
-        ({"recipe": "slow"}, "There is no recipe 'slow'"),
-        ({"settings": {"batch": 3}}, "no field 'batch'"),
-        ({"settings": {"model.size": 3}}, "no option 'size'"),
+        ({"data": None}, "nothing to train on"),
+        ({"model": "bcos_vit_xl_38"}, "bcos_vit_xl_38"),
+        ({"model": "bcos_vit_ti_38"}, "backbone is frozen"),
+        ({"model": None, "recipe": "paper-bcos"}, "no model to train"),
+        ({"recipe": "slow"}, "no recipe 'slow'"),
+        ({"settings": {"batch": 3}}, "no recipe field 'batch'"),
+        ({"settings": {"model.size": 3}}, "option.*'size'"),
         ({"settings": {"model.num_classes": 3}}, "num_classes = 3 is not allowed"),
-        ({"settings": {"model.image_size": (16, 32)}}, "training pictures are square"),
+        ({"settings": {"model.image_size": (16, 32)}}, "square"),
         ({"init": "nowhere.safetensors"}, "There is no weights file"),
-        ({"machines": Machines(devices=3)}, "cannot be shared out evenly"),
+        ({"devices": 3}, "batch_size = 8"),
         (
-            {"settings": {"precision": "fp16"}, "machines": Machines(accelerator="cpu")},
+            {"settings": {"precision": "fp16"}, "accelerator": "cpu"},
             "precision = 'fp16' needs a GPU",
         ),
         (
-            {"settings": {"graphs": True}, "machines": Machines(accelerator="cpu")},
-            "graphs = True needs a CUDA GPU",
+            {"settings": {"cuda_graphs": True}, "accelerator": "cpu"},
+            "cuda_graphs = True needs",
         ),
         (
             {"model": "bcos_densenet121", "settings": {"train_backbone": False}},
-            "a DenseNet, which is all backbone",
+            "train_backbone is not allowed",
         ),
     ],
 )
@@ -266,7 +266,7 @@ def test_mistakes_are_found_before_anything_is_written(tmp_path, asked, says):
 
 def test_weights_of_another_shape_are_refused(run, tmp_path):
     wide = model_config(width=24)
-    with pytest.raises(ValueError, match=r"best\.safetensors does not fit the model"):
+    with pytest.raises(ValueError, match=r"best\.safetensors.*fit"):
         train(DATA, out=tmp_path / "run", model=wide, recipe=recipe(), init=run.weights)
     assert not (tmp_path / "run").exists()
 
@@ -288,7 +288,7 @@ def test_the_quick_recipe_learns_and_its_explanations_lie_on_the_object(tmp_path
 def options(ways: Recipe) -> list[str]:
     model = {"width": 12, "num_heads": 3, "depth": 1, "image_size": 24}
     values = {f"model.{key}": value for key, value in model.items()}
-    values |= {key: getattr(ways, key) for key in ("epochs", "batch_size", "picture_every")}
+    values |= {key: getattr(ways, key) for key in ("epochs", "batch_size", "explain_every")}
     parts = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     return [*parts, "--accelerator", "cpu"]
 
@@ -311,7 +311,7 @@ def test_ctrl_c_stops_the_command_cleanly_workers_included(tmp_path):
     ways = options(recipe(epochs=2000))
     command = [Path(sys.executable).with_name("bcosvit"), "train", DATA, "--out", out, *ways]
     process = subprocess.Popen(
-        [*command, "--set", "workers=2"],
+        [*command, "--set", "num_workers=2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -324,7 +324,7 @@ def test_ctrl_c_stops_the_command_cleanly_workers_included(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     said, complained = process.communicate(timeout=60)
     assert process.returncode == 130, complained
-    assert f"To go on: bcosvit train --resume --out {out} --accelerator cpu" in said.replace(
+    assert f"To continue: bcosvit train --resume --out {out} --accelerator cpu" in said.replace(
         "\n", ""
     )
     assert complained.strip() == "Stopping after this step; again to stop at once, without saving."

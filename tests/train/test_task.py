@@ -10,11 +10,11 @@ from torch import nn
 from bcosvit import create_model, load
 from bcosvit.data.dataset import open_source
 from bcosvit.data.transforms import EvalTransform
-from bcosvit.train.checkpoints import read
-from bcosvit.train.clipping import clip_adaptively
+from bcosvit.train.callbacks import History
+from bcosvit.train.checkpoints import read_checkpoint
 from bcosvit.train.data import Batch
-from bcosvit.train.history import History
-from bcosvit.train.task import Task
+from bcosvit.train.losses import LOSSES, BinaryCrossEntropy, Loss, register_loss
+from bcosvit.train.task import Task, clip_adaptively
 from tests.conftest import tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
 
@@ -25,9 +25,8 @@ TORCHS_OWN_WARNING = pytest.mark.filterwarnings(
 
 def test_losses_are_the_papers():
     logits, labels = torch.randn(4, 8, dtype=torch.float64), torch.tensor([0, 7, 3, 3])
-    network = create_model(model_config())
-    bce = Task(network, recipe(loss="bce"), 4).losses(logits, labels)
-    ce = Task(network, recipe(loss="ce"), 4).losses(logits, labels)
+    batch = Batch(torch.empty(4, 0), labels, torch.ones(4))
+    bce, ce = (LOSSES.get(name)()(logits, batch) for name in ("bce", "ce"))
     for sample in range(4):
         scores = logits[sample].tolist()
         own = [1 / (1 + math.exp(-score)) for score in scores]
@@ -113,7 +112,7 @@ def test_the_average_is_exponential_and_is_what_is_validated_and_saved(tmp_path,
     average = Recorder.weights[0]
     for weight in Recorder.weights[1:]:
         average = 0.9 * average + (1 - 0.9) * weight
-    checkpoint = read(run.folder / "last.ckpt")
+    checkpoint = read_checkpoint(run.folder / "last.ckpt")
     trained = checkpoint["current_model_state"]["model.head.weight"]
     assert torch.equal(trained, Recorder.weights[-1])
     torch.testing.assert_close(checkpoint["state_dict"]["model.head.weight"], average)
@@ -136,14 +135,14 @@ def test_metrics_count_weighted_samples_only():
     logits = task(batch.inputs)
     right = (logits.argmax(1) == batch.labels)[:3].float().mean()
     torch.testing.assert_close(task.val_means["top1"].compute(), right)
-    losses = task.losses(logits, batch.labels)[:3].mean()
+    losses = task.loss(logits, batch)[:3].mean()
     torch.testing.assert_close(task.val_means["loss"].compute(), losses)
 
 
 def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(tmp_path, monkeypatch):
-    original = Task.losses
-    monkeypatch.setattr(Task, "losses", lambda *args: original(*args) * math.nan)
-    with pytest.raises(ValueError, match="Training diverged: the loss in epoch 1 is not finite"):
+    original = BinaryCrossEntropy.__call__
+    monkeypatch.setattr(BinaryCrossEntropy, "__call__", lambda *args: original(*args) * math.nan)
+    with pytest.raises(ValueError, match=r"diverged.*epoch 1"):
         train(DATA, out=tmp_path / "run", model=model_config(), recipe=recipe())
     assert not (tmp_path / "run" / "last.ckpt").exists()
 
@@ -162,3 +161,37 @@ def test_ways_to_compute_train_alike(tmp_path, changes):
     one, two = rows(tmp_path / "one")[0], rows(tmp_path / "two")[0]
     tolerance = 0.05 if "precision" in changes else 1e-4
     assert one["val_loss"] == pytest.approx(two["val_loss"], rel=tolerance)
+
+
+class Distillation(Loss):
+    """Imitates a teacher, less and less."""
+
+    def __init__(self) -> None:
+        self.epochs: list[float] = []
+
+    def setup(self, model, device) -> None:
+        self.teacher = create_model(model.config).to(device)
+        for parameter in self.teacher.parameters():
+            torch.nn.init.zeros_(parameter)
+
+    def before_step(self, model, epoch) -> None:
+        self.share = 1 - epoch / 2
+        self.epochs.append(epoch)
+
+    def __call__(self, logits, batch):
+        with torch.no_grad():
+            wanted = self.teacher(batch.inputs)
+        return self.share * (logits - wanted).square().mean(1)
+
+
+def test_a_loss_may_hold_a_teacher_and_follow_a_schedule(tmp_path, monkeypatch):
+    monkeypatch.setattr(LOSSES, "_items", dict(LOSSES.items()))
+    used = []
+    register_loss("distillation")(lambda: used.append(Distillation()) or used[0])
+    ways = recipe(epochs=2, loss="distillation", accumulate_grad_batches=2)
+    run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways)
+    # Four steps per epoch of two batches each, at their middles.
+    assert used[0].epochs == [(step // 2 + 0.5) / 4 for step in range(16)]
+    assert run.rows[1]["train_loss"] < run.rows[0]["train_loss"]
+    saved = read_checkpoint(run.folder / "last.ckpt")["state_dict"]
+    assert saved.keys() == Task(create_model(model_config()), recipe(), 4).state_dict().keys()

@@ -34,7 +34,7 @@ for command in (
     info.info,
     doctor.doctor,
 ):
-    app.command()(command)
+    app.command(cls=train.TrainCommand if command is train.train else None)(command)
 
 
 @app.callback()

@@ -1,11 +1,31 @@
 """`bcosvit train`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from bcosvit.data.dataset import source_syntax
+from bcosvit.messages import require
+
+
+def _recipes() -> list[tuple[str, str]]:
+    """Names and summaries of all recipes; none where training is not installed."""
+    try:
+        found = require("bcosvit.train", extra="train").RECIPES
+    except ValueError:
+        return []
+    return [(name, recipe.summary) for name, recipe in found.items()]
+
+
+class TrainCommand(TyperCommand):
+    """Lists the recipes in its help; importing them takes too long for every start."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = "; ".join(f"{name}: {summary}" for name, summary in _recipes())
+        self.epilog = f"Recipes: {listed}." if listed else None
+        super().format_help(ctx, formatter)
 
 
 def train(
@@ -14,14 +34,19 @@ def train(
         typer.Argument(help=f"One of: {source_syntax()}. May be left out with --resume."),
     ] = None,
     *,
-    out: Annotated[str, typer.Option(help="The run's folder, new unless --resume.")],
+    out: Annotated[str, typer.Option(help="The folder of the run; new, unless --resume is given.")],
     model: Annotated[
-        str | None, typer.Option(help="A model's name; by default the recipe's or the weights'.")
+        str | None,
+        typer.Option(help="A model's name; by default that of the weights or of the recipe."),
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="paper-bcos, paper-conventional, paper-backbone or quick.", show_default="quick"
+            help="The name of a recipe; all are listed below.",
+            show_default="quick",
+            autocompletion=lambda incomplete: [
+                entry for entry in _recipes() if entry[0].startswith(incomplete)
+            ],
         ),
     ] = None,
     settings: Annotated[
@@ -34,21 +59,21 @@ def train(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Weights to start from: a model's, or its backbone's."),
+        typer.Option(help="Weights to start from: those of a model, or of its backbone."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=...")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="Processes per machine.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Devices per machine.")] = 1,
+    num_nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
     accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out where it was.")
+        bool, typer.Option("--resume", help="Continue the run in --out where it ended.")
     ] = False,
 ) -> None:
     """Trains a model on your images, or on drawn scenes.
 
     The folder --out gets run.yaml, metrics.csv, curves.png, logs for
-    TensorBoard, pictures of contributions, last.ckpt, and best.safetensors
+    TensorBoard, images of contributions, last.ckpt, and best.safetensors
     with a model card. Ctrl-C saves and stops.
 
     Examples:
@@ -62,24 +87,14 @@ def train(
 
     bcosvit train --resume --out runs/ti
     """
-    from bcosvit.messages import require
     from bcosvit.settings import parse_settings
 
-    require("bcosvit.train", extra="train", purpose="Training")
-    from bcosvit.train import Machines, Stopped
-    from bcosvit.train import train as run
-
+    training = require("bcosvit.train", extra="train", purpose="Training")
     changes = parse_settings(settings or [])
     if seed is not None:
         changes["seed"] = seed
-    machines = Machines(
-        devices=devices,
-        nodes=nodes,
-        strategy=strategy,  # type: ignore[arg-type]
-        accelerator=accelerator,  # type: ignore[arg-type]
-    )
     try:
-        run(
+        training.train(
             data,
             out=out,
             model=model,
@@ -87,10 +102,13 @@ def train(
             settings=changes,
             init=init,
             resume=resume,
-            machines=machines,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
         )
-    except Stopped as stopped:
-        # All processes but the first end quietly.
+    except training.Stopped as stopped:
+        # The message is empty in all processes but the first.
         if str(stopped):
             Console().print(str(stopped), highlight=False, soft_wrap=True)
             raise SystemExit(130) from None

@@ -78,7 +78,13 @@ def cost_of(runs: Runs, spec: RunSpec) -> Cost:
         "device": runs.study.device,
         **{
             name: getattr(recipe, name)
-            for name in ("batch_size", "accumulate", "precision", "compile", "workers")
+            for name in (
+                "batch_size",
+                "accumulate_grad_batches",
+                "precision",
+                "compile",
+                "num_workers",
+            )
         },
         "cached": bool(recipe.cache_views),
     }
@@ -153,7 +159,7 @@ def _probe(runs: Runs, spec: RunSpec) -> Cost:
         epochs=PROBE_EPOCHS,
         warmup_epochs=0,
         checkpoint_steps=None,
-        picture_every=0,
+        explain_every=0,
         cache_folder=None,
     )
     runs.study.out.mkdir(parents=True, exist_ok=True)
@@ -170,7 +176,7 @@ def _probe(runs: Runs, spec: RunSpec) -> Cost:
             model=runs.config(spec),
             recipe=recipe,
             init=init,
-            machines=runs.machines(),
+            accelerator=runs.accelerator(),
         )
         took, speed = time.monotonic() - began, _logged_speed(folder)
     pictures = len(source.train) + VALIDATION_COST * len(source.val)

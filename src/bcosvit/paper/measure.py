@@ -154,7 +154,7 @@ def _evaluation(
         study.methods_for(spec.family),
         metrics=[metrics.get(metric, METRICS.get("accuracy"))],
         batch_size=study.batch,
-        num_workers=runs.recipe(spec).workers,
+        num_workers=runs.recipe(spec).num_workers,
         known=known,
     )
 

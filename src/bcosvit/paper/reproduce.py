@@ -21,7 +21,7 @@ from bcosvit.paper.tune import EPOCHS_SHARE, RATES, representatives, tuned
 from bcosvit.paper.write import INDEX, PAGE, About, write_figure, write_index
 from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import command_line, machine, versions
-from bcosvit.train.initialize import initialize
+from bcosvit.train.checkpoints import initialize
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

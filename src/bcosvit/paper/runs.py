@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from bcosvit.data.dataset import Source
 from bcosvit.metrics import write_summary
@@ -33,12 +34,11 @@ from bcosvit.paper.spec import BACKBONE_OF, RunSpec
 from bcosvit.paper.study import Study
 from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import machine
-from bcosvit.train import Machines, checkpoints
+from bcosvit.train import checkpoints
 from bcosvit.train import train as train_run
-from bcosvit.train.best import WEIGHTS
+from bcosvit.train.callbacks import WEIGHTS
+from bcosvit.train.plan import NEUTRAL_FIELDS, RECORD
 from bcosvit.train.recipe import Recipe
-from bcosvit.train.record import FREE, RECORD
-from bcosvit.train.store import only_writer
 from bcosvit.train.task import model_state
 
 FINAL, DONE = "final.safetensors", "done.json"
@@ -98,7 +98,7 @@ class Runs:
         made_of = {
             "data": self.fingerprint,
             "model": to_dict(self.config(spec)),
-            "recipe": {k: v for k, v in recipe.items() if k not in FREE},
+            "recipe": {k: v for k, v in recipe.items() if k not in NEUTRAL_FIELDS},
             "init": self.name(backbone)
             if backbone
             else None
@@ -129,14 +129,18 @@ class Runs:
         """Trains the run, or the rest of it, unless it is finished; its backbone must be."""
         folder = self.folder(spec)
         # Several processes may work on one study, each on runs that no other is at.
-        with only_writer(self.study.out / "locks" / folder.name):
+        lock = self.study.out / "locks" / f"{folder.name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
             if self.done(spec) is not None:
                 return
             began = time.monotonic()
             resumes = (folder / RECORD).is_file()
             if resumes:
                 self.say(f"Resuming {spec.label}")
-                run = train_run(self.source, out=folder, resume=True, machines=self.machines())
+                run = train_run(
+                    self.source, out=folder, resume=True, accelerator=self.accelerator()
+                )
             else:
                 self.say(f"Training {spec.label}")
                 # Without a record nothing in it counts: the process ended as it began.
@@ -177,7 +181,7 @@ class Runs:
             model=self.config(spec),
             recipe=recipe,
             init=init,
-            machines=self.machines(),
+            accelerator=self.accelerator(),
         )
 
     def _cache(self, spec: RunSpec) -> Path:
@@ -187,15 +191,15 @@ class Runs:
         source = self.name(backbone) if backbone else f"given-{spec.family}"
         return self.study.out / "features" / self.folder_name / f"{source}-{tap}-seed{spec.seed}"
 
-    def machines(self) -> Machines:
-        """One process: a study is spread over several devices run by run."""
+    def accelerator(self) -> str:
+        """Of the one device that a run uses: a study is spread over several devices run by run."""
         kind = self.study.device.partition(":")[0]
-        return Machines(accelerator="cpu" if kind == "cpu" else "gpu" if kind == "cuda" else "auto")
+        return "cpu" if kind == "cpu" else "gpu" if kind == "cuda" else "auto"
 
 
 def save_final(folder: Path, config: Config, row: Mapping[str, float]) -> None:
     """The last epoch's weights (their average, where the recipe keeps one), ready to be loaded."""
-    state = model_state(checkpoints.read(folder / checkpoints.LAST)["state_dict"])
+    state = model_state(checkpoints.read_checkpoint(folder / checkpoints.LAST)["state_dict"])
     notes = read_metadata(folder / WEIGHTS)
     run = json.loads(notes[RUN_KEY]) | {"epoch": int(row["epoch"]), "accuracy": row["val_top1"]}
     save_state(state, config, folder / FINAL, metadata={**notes, RUN_KEY: json.dumps(run)})

@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bcosvit.paper.study import KINDS, Study
-from bcosvit.train.recipe import RECIPES, TINY_EPS, Recipe, change
+from bcosvit.train.recipe import BCOS_ADAM_EPS, RECIPES, Recipe, get_recipe
 
 OF_TRANSFORMERS = frozenset({"cache_views", "train_backbone"})
 """Fields of recipes that mean nothing to a backbone on its own."""
 
 _SMALL = replace(
-    RECIPES["small-bcos"],
+    get_recipe("small-bcos"),
     epochs=60,
     warmup_epochs=3,
     # Writing one takes as long as an epoch of so few pictures.
     checkpoint_epochs=10,
-    picture_every=0,
+    explain_every=0,
 )
 
 
 def _families(recipe: Recipe) -> dict[str, Recipe]:
-    """Both families by one recipe, each with its own loss (SPEC 6.1)."""
-    bcos = replace(recipe, loss="bce", adam_eps=TINY_EPS)
+    """Both families by one recipe, each with its own loss (the paper's experimental setting)."""
+    bcos = replace(recipe, loss="bce", adam_eps=BCOS_ADAM_EPS)
     plain = replace(recipe, loss="ce", adam_eps=1e-8)
     return {kind: bcos if kind.startswith("bcos") else plain for kind in KINDS}
 
@@ -35,16 +35,16 @@ def _families(recipe: Recipe) -> dict[str, Recipe]:
 SCHEDULES: Mapping[str, Mapping[str, Recipe]] = {
     "paper": {
         # The paper took published backbones; these are trained by the longer public schedule.
-        **_families(RECIPES["paper-backbone"]),
-        "bcos_vit": RECIPES["paper-bcos"],
-        "vit": RECIPES["paper-conventional"],
+        **_families(get_recipe("paper-backbone")),
+        "bcos_vit": get_recipe("paper-bcos"),
+        "vit": get_recipe("paper-conventional"),
     },
     "small": {
         # From scratch, as fast as the longer schedule begins.
-        **_families(replace(_SMALL, learning_rate=RECIPES["paper-backbone"].learning_rate)),
+        **_families(replace(_SMALL, learning_rate=get_recipe("paper-backbone").learning_rate)),
         **{kind: recipe for kind, recipe in _families(_SMALL).items() if kind.endswith("vit")},
     },
-    **{name: _families(recipe) for name, recipe in RECIPES.items()},
+    **{name: _families(found.recipe) for name, found in RECIPES.items()},
 }
 
 
@@ -57,8 +57,7 @@ def recipes(study: Study) -> dict[str, Recipe]:
     shared = {key: value for key, value in study.plain.items() if key not in OF_TRANSFORMERS}
     backbones = {**shared, **study.part("backbone.")}
     return {
-        kind: change(
-            recipe,
+        kind: recipe.change(
             **{**(backbones if "densenet" in kind else study.plain), **study.part(f"{kind}.")},
         )
         for kind, recipe in SCHEDULES[study.recipe].items()

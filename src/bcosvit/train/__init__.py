@@ -1,13 +1,33 @@
-"""Training on anyone's images: recipes, and the engine that follows them.
+"""Training on your own images: recipes, and the function `train` that follows them.
 
 Importing this package imports Lightning, which takes seconds; ``import bcosvit`` does not.
 """
 
-# Lightning's metrics import torchvision by the front door, which only opens after this one.
+# Before Lightning: its metrics import torchvision, which fails unless it is imported this way.
 from bcosvit._torchvision import torchvision as _torchvision  # noqa: F401
-from bcosvit.train.machines import Machines
-from bcosvit.train.recipe import QUICK_MODEL, RECIPES, Recipe
+from bcosvit.train.callbacks import Stopped
+from bcosvit.train.losses import LOSSES, Loss, register_loss
+from bcosvit.train.recipe import (
+    QUICK_MODEL,
+    RECIPES,
+    Recipe,
+    RegisteredRecipe,
+    get_recipe,
+    register_recipe,
+)
 from bcosvit.train.run import Run, train
-from bcosvit.train.signals import Stopped
 
-__all__ = ["QUICK_MODEL", "RECIPES", "Machines", "Recipe", "Run", "Stopped", "train"]
+__all__ = [
+    "LOSSES",
+    "QUICK_MODEL",
+    "RECIPES",
+    "Loss",
+    "Recipe",
+    "RegisteredRecipe",
+    "Run",
+    "Stopped",
+    "get_recipe",
+    "register_loss",
+    "register_recipe",
+    "train",
+]

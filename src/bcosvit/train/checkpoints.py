@@ -1,9 +1,11 @@
-"""Checkpoints that survive: written whole or not at all, and known to be whole when read.
+"""Checkpoints, and the weights that a run starts from.
 
-``last.ckpt`` is the newest; ``previous.ckpt`` is the one before it, in case the newest should turn
-out damaged. Each is an ordinary file of ``torch.save`` with one line more at its end, the SHA-256
-of all before it, which torch's readers ignore. Nothing is ever unpickled but tensors and plain
-values.
+``last.ckpt`` is the newest checkpoint and ``previous.ckpt`` the one before it. Each is an ordinary
+file of ``torch.save`` with one more line at its end, the SHA-256 of everything before, which torch
+ignores. Only tensors and plain values are ever unpickled.
+
+Lightning's own saving is atomic, but it does not wait until the data are on disk, does not notice a
+damaged file, and replaces the only checkpoint; so this module writes the files itself.
 """
 
 import hashlib
@@ -16,12 +18,17 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from safetensors.torch import load_file
+from torch import Tensor
 
 from bcosvit.files import atomic
-from bcosvit.train.recipe import Recipe
-from bcosvit.train.signals import Signals, Stopped
+from bcosvit.models.base import Classifier
+from bcosvit.models.config import Config, DenseNetConfig
+from bcosvit.models.densenet import DenseNet
+from bcosvit.models.hub import locate
+from bcosvit.models.published import load_backbone
+from bcosvit.models.vit import VisionTransformer
+from bcosvit.models.weights import load_state, read_config
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _MARK = b"\nsha256 "
@@ -29,11 +36,11 @@ _TRAILER = len(_MARK) + 64 + 1
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint does not match its checksum."""
 
 
-class CheckedIO(CheckpointIO):
-    """How Lightning writes and reads checkpoints here."""
+class ChecksummedIO(CheckpointIO):
+    """Writes and reads Lightning's checkpoints, with a checksum and one older copy."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
@@ -55,21 +62,25 @@ class CheckedIO(CheckpointIO):
         except OSError as error:
             raise ValueError(
                 f"The checkpoint of step {checkpoint['global_step']} could not be saved "
-                f"({error.strerror or error}): what was saved before is untouched; make room in "
-                f"{path.parent} and go on with --resume."
+                f"({error.strerror or error}): older checkpoints are untouched; make room in "
+                f"{path.parent} and continue with --resume."
             ) from error
 
     def load_checkpoint(
         self, path: _PATH, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return read(Path(path))
+        return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: _PATH) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A checkpoint, checked against its checksum."""
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint.
+
+    Raises:
+        DamagedError: The file does not match its checksum.
+    """
     data = memoryview(path.read_bytes())
     body, trailer = data[:-_TRAILER], bytes(data[-_TRAILER:])
     if trailer != _trailer(body):
@@ -85,80 +96,86 @@ def _trailer(body: memoryview) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A whole checkpoint, and what is to be said about others that are not."""
+class FoundCheckpoint:
+    """An intact checkpoint, and a warning about a newer one that is damaged."""
 
     path: Path
     step: int
-    complaint: str | None = None
+    warning: str | None = None
 
 
-def newest(folder: Path) -> Found | None:
-    """The newest whole checkpoint of a run; ``None`` before the first one was written.
+def newest_checkpoint(folder: Path) -> FoundCheckpoint | None:
+    """Finds the newest intact checkpoint of a run.
 
-    Where there are some, but none is whole, that is an error.
+    Returns:
+        The checkpoint, or ``None`` before the first one was written.
+
+    Raises:
+        ValueError: There are checkpoints, but all are damaged.
     """
-    complaint = None
+    warning = None
     for path in (folder / LAST, folder / PREVIOUS):
         if not path.exists():
             continue
         try:
-            step = read(path)["global_step"]
+            step = read_checkpoint(path)["global_step"]
         except DamagedError as error:
-            complaint = str(error) if complaint is None else f"{complaint} {error}"
+            warning = str(error) if warning is None else f"{warning} {error}"
         else:
-            return Found(path=path, step=step, complaint=complaint)
-    if complaint is not None:
-        raise ValueError(f"{complaint} There is no other: start a new run.")
+            return FoundCheckpoint(path=path, step=step, warning=warning)
+    if warning is not None:
+        raise ValueError(f"{warning} There is no other checkpoint: start a new run.")
     return None
 
 
-class Checkpoints(Checkpoint):
-    """Saves every so often and, when the run is asked to stop, once more.
+def config_of(path: str | Path) -> Config | None:
+    """Returns the config of the model in a weights file of this package; ``None`` for others."""
+    path = locate(path)
+    return read_config(path) if path.suffix == ".safetensors" else None
 
-    Never after the last step of an epoch before its validation: such a checkpoint could only be
-    resumed with the validation left out.
+
+def initialize(model: Classifier[Any], path: str | Path) -> str:
+    """Loads the weights that training starts from.
+
+    A file of this package with the same kind of model fills the whole model; the head stays new
+    where the number of classes differs. A DenseNet, of this package or published by others, fills
+    the backbone of a transformer.
+
+    Args:
+        model: The model to fill.
+        path: A weights file, or the name of a shipped model.
+
+    Returns:
+        A sentence that says what was loaded.
+
+    Raises:
+        ValueError: The weights do not fit the model.
     """
-
-    def __init__(self, folder: Path, recipe: Recipe, signals: Signals) -> None:
-        self.path = folder / LAST
-        self.recipe = recipe
-        self.signals = signals
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.signals.catch()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        done = batch_idx + 1
-        if done % self.recipe.accumulate or done == trainer.num_training_batches:
-            return
-        every = self.recipe.checkpoint_steps
-        stop = self._asked_to_stop(trainer)
-        if stop or (every is not None and trainer.global_step % every == 0):
-            trainer.save_checkpoint(self.path)
-        if stop:
-            raise Stopped
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        epoch = trainer.current_epoch + 1
-        stop = self._asked_to_stop(trainer) and epoch < self.recipe.epochs
-        due = epoch % self.recipe.checkpoint_epochs == 0 or epoch == self.recipe.epochs
-        if stop or due:
-            trainer.save_checkpoint(self.path)
-        if stop:
-            raise Stopped
-
-    def _asked_to_stop(self, trainer: Trainer) -> bool:
-        # A signal may reach one process, or all of them in different steps.
-        return trainer.strategy.reduce_boolean_decision(self.signals.received, all=False)
-
-    # Before Lightning gives back what it found, which was there before ours.
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.signals.release()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        self.signals.release()
+    found = config_of(path)
+    is_densenet = found is None or isinstance(found, DenseNetConfig)
+    if is_densenet and isinstance(model, VisionTransformer):
+        load_backbone(model, path)
+        return f"The backbone starts from {path}."
+    if found is None and isinstance(model, DenseNet):
+        load_backbone(model, path)
+        return f"The model starts from {path}."
+    if is_densenet != isinstance(model, DenseNet):
+        raise ValueError(
+            f"{path} holds a whole vision transformer, but a DenseNet is to be trained; "
+            f"give weights of a DenseNet."
+        )
+    state: dict[str, Tensor] = {
+        k: t.float() if t.is_floating_point() else t for k, t in load_file(locate(path)).items()
+    }
+    assert found is not None
+    if found.num_classes == model.config.num_classes:
+        load_state(model, state, source=str(path))
+        return f"The model starts from {path}."
+    head = "classifier." if isinstance(model, DenseNet) else "head."
+    new = {k: t for k, t in model.state_dict().items() if k.startswith(head)}
+    loaded = {k: t for k, t in state.items() if not k.startswith(head)}
+    load_state(model, {**loaded, **new}, source=str(path))
+    return (
+        f"The model starts from {path}, which has {found.num_classes} classes; its head is "
+        f"replaced by a new one for {model.config.num_classes}."
+    )

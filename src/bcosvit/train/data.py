@@ -1,34 +1,52 @@
-"""What a run sees, in which order: the same on any number of workers and processes.
+"""Which samples a run sees in which order, on any number of workers and processes.
 
-The order of an epoch is a function of (seed, epoch), a sample's augmentation one of
-(seed, epoch, index), and global batches are cut from the order before processes share them out.
-So two processes with half a batch each see together what one process sees, and a run that resumes
-in the middle of an epoch goes on with the very next batch: all that must be remembered is how many
-were done.
+The order of an epoch is a function of (seed, epoch), the augmentation of a sample is a function of
+(seed, epoch, index), and global batches are cut from the order before processes share them. Two
+processes with half a batch each therefore see together what one process sees, and a run that
+resumes in the middle of an epoch continues with the very next batch: the number of finished batches
+is all that a checkpoint has to store.
 
 Global batches rarely divide evenly at the end of an epoch. Every sample therefore carries a weight
-such that the *average over processes* of weighted sums is the mean over the global batch, and a
-process that would go empty-handed gets a sample of weight zero, which keeps it in step with the
-others and counts for nothing.
+such that the *average over processes* of weighted sums is the mean over the global batch. A process
+that would receive no sample receives one of weight zero, which keeps it in step with the others.
+
+Lightning's distributed sampler would repeat samples instead, and neither it nor PyTorch's loader
+can resume in the middle of an epoch.
 """
 
+import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bcosvit.data.dataset import Split
-from bcosvit.train.cache import FeatureCache, view_of
-from bcosvit.train.recipe import Recipe
-from bcosvit.train.seeds import mix
+from bcosvit.data.dataset import Reader, Split
+
+DRAWN_IMAGES_LIMIT = 2**30
+"""Bytes of drawn images that are held in memory; larger sets are drawn again in every epoch."""
 
 
-class Ticket(NamedTuple):
-    """One sample, as asked for."""
+def derive_seed(*numbers: int) -> int:
+    """Returns a seed that depends on all numbers, the same in every process and on every machine.
+
+    Example:
+        >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
+        (True, False)
+    """
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class SampleRequest(NamedTuple):
+    """One sample that a sampler asks a dataset for."""
 
     epoch: int
     position: int
@@ -36,28 +54,35 @@ class Ticket(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the task works on."""
+    """What a training or validation step works on."""
 
     inputs: Tensor
-    """Images [n, 3, H, W] in [0, 1], or a backbone's features [n, c, h, w]."""
+    """Images [B, 3, H, W] in [0, 1], or features of a backbone [B, c, h, w]."""
     labels: Tensor
+    """[B]."""
     weights: Tensor
-    """Zero where a sample only fills a place."""
+    """[B], zero for a sample that only keeps a process in step with the others."""
+
+    @classmethod
+    def of(cls, inputs: list[Tensor], labels: list[int], requests: list[SampleRequest]) -> "Batch":
+        """Stacks samples."""
+        weights = torch.tensor([request.weight for request in requests])
+        return cls(torch.stack(inputs), torch.tensor(labels), weights)
 
 
-class Samples(Protocol):
-    """Where batches come from: pictures, or cached features."""
+class BatchDataset(Protocol):
+    """A dataset that returns whole batches."""
 
     on_device: bool
-    """Whether batches are made where the model is, so that workers would be in the way."""
+    """Whether batches are made on the training device, so that worker processes are of no use."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, tickets: list[Ticket]) -> Batch: ...
+    def __getitem__(self, requests: list[SampleRequest]) -> Batch: ...
 
 
-class Pictures(Dataset[Batch]):
-    """Samples of a split, each transformed by a random state of its own."""
+class ImageDataset(Dataset[Batch]):
+    """Images of a split, each transformed with a random state of its own."""
 
     on_device = False
 
@@ -67,40 +92,30 @@ class Pictures(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitem__(self, tickets: list[Ticket]) -> Batch:
+    def __getitem__(self, requests: list[SampleRequest]) -> Batch:
         samples = [
-            self.split[ticket.position, mix(self.seed, ticket.epoch, ticket.position)]
-            for ticket in tickets
+            self.split[request.position, derive_seed(self.seed, request.epoch, request.position)]
+            for request in requests
         ]
         images = []
         for image, _, _ in samples:
             assert isinstance(image, Tensor), "the split needs a transform"
             images.append(image)
-        return _batch(images, [label for _, label, _ in samples], tickets)
+        return Batch.of(images, [label for _, label, _ in samples], requests)
 
 
-class Features(Dataset[Batch]):
-    """Samples of a feature cache, a view of each per epoch."""
+class GlobalBatchSampler(Sampler[list[SampleRequest]]):
+    """Yields this process's share of every global batch.
 
-    on_device = False
-
-    def __init__(self, cache: FeatureCache, seed: int) -> None:
-        self.cache, self.seed = cache, seed
-
-    def __len__(self) -> int:
-        return len(self.cache)
-
-    def __getitem__(self, tickets: list[Ticket]) -> Batch:
-        samples = [self.cache[ticket.position, self._view(ticket)] for ticket in tickets]
-        return _batch([sample[0] for sample in samples], [sample[1] for sample in samples], tickets)
-
-    def _view(self, ticket: Ticket) -> int:
-        views = self.cache.views
-        return view_of(ticket.position, epoch=ticket.epoch, views=views, seed=self.seed)
-
-
-class GlobalBatches(Sampler[list[Ticket]]):
-    """This process's share of every global batch, in order."""
+    Args:
+        length: Number of samples.
+        batch_size: Samples per optimizer step, over all processes and accumulated batches.
+        seed: Seed of the order. ``None`` keeps the order and sets all weights to one, as validation
+            needs it.
+        rank: The number of this process.
+        world_size: The number of processes.
+        accumulate: Batches per optimizer step in each process.
+    """
 
     def __init__(
         self,
@@ -109,69 +124,75 @@ class GlobalBatches(Sampler[list[Ticket]]):
         *,
         seed: int | None,
         rank: int = 0,
-        ranks: int = 1,
+        world_size: int = 1,
         accumulate: int = 1,
     ) -> None:
-        """Without a ``seed`` samples keep their order, and weights are one: for validation."""
         self.length, self.batch_size, self.seed = length, batch_size, seed
-        self.rank, self.ranks, self.accumulate = rank, ranks, accumulate
+        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.epoch = 0
         self.start = 0
-        """How many batches to leave out at the beginning of the next epoch."""
-
-    @property
-    def steps(self) -> int:
-        """Global batches in an epoch; the last one may be smaller."""
-        return -(-self.length // self.batch_size)
+        """How many batches the next epoch leaves out at its beginning."""
 
     def __len__(self) -> int:
-        return self.steps * self.accumulate
+        # The last global batch may be smaller.
+        return -(-self.length // self.batch_size) * self.accumulate
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this before every epoch."""
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[list[Ticket]]:
+    def __iter__(self) -> Iterator[list[SampleRequest]]:
         order, start = self._order(), self.start
-        # Spent here: nobody promises to ask for more batches than there are.
+        # Reset here, because an iterator need not be exhausted.
         self.start = 0
-        parts = self.ranks * self.accumulate
+        parts = self.world_size * self.accumulate
         for number in range(start, len(self)):
             step, turn = divmod(number, self.accumulate)
             whole = order[step * self.batch_size : (step + 1) * self.batch_size]
             weight = 1.0 if self.seed is None else parts / len(whole)
-            mine = whole[turn * self.ranks + self.rank :: parts]
+            share = whole[turn * self.world_size + self.rank :: parts]
             yield (
-                [Ticket(self.epoch, index, weight) for index in mine]
-                # Nothing is left for this process: it keeps step with the others.
-                or [Ticket(self.epoch, whole[0], 0.0)]
+                [SampleRequest(self.epoch, index, weight) for index in share]
+                # Nothing is left for this process, but it has to take part in the step.
+                or [SampleRequest(self.epoch, whole[0], 0.0)]
             )
 
     def _order(self) -> list[int]:
         if self.seed is None:
             return list(range(self.length))
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         order: list[int] = torch.randperm(self.length, generator=generator).tolist()
         return order
 
 
-class Loader(DataLoader[Batch]):
-    """Loads the batches of a ``GlobalBatches``, and can be stopped and resumed between any two."""
+class ResumableDataLoader(DataLoader[Batch]):
+    """Loads the batches of a `GlobalBatchSampler`; its state can be saved between any two.
+
+    Args:
+        dataset: Answers a list of requests with a batch.
+        batches: The sampler.
+        num_workers: Processes that load; none are started where batches are made on the device.
+        pin_memory: Whether a thread copies batches for a GPU into pinned memory.
+    """
 
     def __init__(
-        self, samples: Samples, batches: GlobalBatches, workers: int, *, pins: bool = True
+        self,
+        dataset: BatchDataset,
+        batches: GlobalBatchSampler,
+        num_workers: int,
+        *,
+        pin_memory: bool = True,
     ) -> None:
-        """``pins``: a thread of torch's puts batches for a GPU into pinned memory."""
-        workers = 0 if samples.on_device else workers
-        # A sampler that yields whole batches, and a dataset that answers with one.
+        num_workers = 0 if dataset.on_device else num_workers
         super().__init__(
-            samples,  # type: ignore[arg-type]
+            dataset,  # type: ignore[arg-type]
+            # The sampler yields whole batches, and the dataset returns them.
             batch_size=None,
             sampler=batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=pins and torch.cuda.is_available() and not samples.on_device,
-            worker_init_fn=_outlive_signals,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory and torch.cuda.is_available() and not dataset.on_device,
+            worker_init_fn=_ignore_stop_signals,
             # A loader without a generator draws from torch's global one.
             generator=torch.Generator(),
         )
@@ -179,7 +200,7 @@ class Loader(DataLoader[Batch]):
         self._done = 0
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # A generator starts when the first batch is asked for. Lightning makes the iterator of a
+        # A generator starts when the first batch is requested. Lightning makes the iterator of a
         # resumed epoch before it tells the sampler which epoch that is.
         self._done = self.batches.start
         for batch in super().__iter__():
@@ -193,43 +214,116 @@ class Loader(DataLoader[Batch]):
         self.batches.start = state["done"]
 
 
-class Data(LightningDataModule):
-    """Training and validation batches for this process."""
+class DataModule(LightningDataModule):
+    """Training and validation batches for this process.
 
-    def __init__(self, train: Samples, val: Samples, recipe: Recipe) -> None:
+    Args:
+        train: Training samples.
+        val: Validation samples.
+        batch_size: Samples per optimizer step, over all processes and accumulated batches.
+        seed: Seed of the training order.
+        num_workers: Worker processes per device.
+        accumulate: Batches per optimizer step in each process.
+        pin_memory: Whether a thread copies batches for a GPU into pinned memory.
+    """
+
+    def __init__(
+        self,
+        train: BatchDataset,
+        val: BatchDataset,
+        *,
+        batch_size: int,
+        seed: int,
+        num_workers: int = 0,
+        accumulate: int = 1,
+        pin_memory: bool = True,
+    ) -> None:
         super().__init__()
-        self.train_samples, self.val_samples, self.recipe = train, val, recipe
+        self.train_samples, self.val_samples = train, val
+        self.batch_size, self.seed, self.accumulate = batch_size, seed, accumulate
+        self.num_workers, self.pin_memory = num_workers, pin_memory
 
-    def train_dataloader(self) -> Loader:
-        return self._loader(self.train_samples, self.recipe.seed)
+    def train_dataloader(self) -> ResumableDataLoader:
+        return self._loader(self.train_samples, self.batch_size, self.seed, self.accumulate)
 
-    def val_dataloader(self) -> Loader:
-        return self._loader(self.val_samples, None)
+    def val_dataloader(self) -> ResumableDataLoader:
+        return self._loader(self.val_samples, self.batch_size // self.accumulate, None, 1)
 
-    def _loader(self, samples: Samples, seed: int | None) -> Loader:
-        recipe, trainer = self.recipe, self.trainer
-        assert trainer is not None
-        batches = GlobalBatches(
+    def _loader(
+        self, samples: BatchDataset, batch_size: int, seed: int | None, accumulate: int
+    ) -> ResumableDataLoader:
+        assert self.trainer is not None
+        batches = GlobalBatchSampler(
             len(samples),
-            recipe.batch_size if seed is not None else recipe.batch_size // recipe.accumulate,
+            batch_size,
             seed=seed,
-            rank=trainer.global_rank,
-            ranks=trainer.world_size,
-            accumulate=recipe.accumulate if seed is not None else 1,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            accumulate=accumulate,
         )
-        # Another thread's allocations would spoil the recording of a step.
-        return Loader(samples, batches, recipe.workers, pins=not recipe.graphs)
+        return ResumableDataLoader(samples, batches, self.num_workers, pin_memory=self.pin_memory)
 
 
-def _batch(inputs: list[Tensor], labels: list[int], tickets: list[Ticket]) -> Batch:
-    weights = torch.tensor([ticket.weight for ticket in tickets])
-    return Batch(torch.stack(inputs), torch.tensor(labels), weights)
+def _ignore_stop_signals(_: int) -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach every process, but the run finishes its step first.
 
-
-def _outlive_signals(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach every process, and the run wants to finish its step.
-
-    A worker that is told to terminate lives on for a minute: torch, too, ends stuck ones so.
+    A worker that receives SIGTERM lives for another minute, since torch also uses SIGTERM to end
+    workers that hang.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(60))
+
+
+class _CachedImages:
+    """The images of a reader, in memory."""
+
+    drawn = True
+
+    def __init__(self, reader: Reader, images: NDArray[np.uint8]) -> None:
+        self.reader, self.images = reader, images
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def key(self, index: int) -> str:
+        return self.reader.key(index)
+
+    def label(self, index: int) -> int:
+        return self.reader.label(index)
+
+    def image(self, index: int, at_least: int | None) -> Image.Image:
+        return Image.fromarray(self.images[index])
+
+
+def cache_drawn_images(split: Split) -> Split:
+    """Returns the same split; images that are drawn, not read, are drawn once and held in memory.
+
+    Drawing an image takes longer than training on it. Splits that are read from files, or that
+    exceed `DRAWN_IMAGES_LIMIT`, are returned unchanged.
+    """
+    if not split.reader.drawn:
+        return split
+    first = np.asarray(split.reader.image(0, None))
+    if first.nbytes * len(split.reader) > DRAWN_IMAGES_LIMIT:
+        return split
+    # Drawing is pure Python: one process per core, where there is enough to do for it.
+    num_workers = min(os.cpu_count() or 1, len(split.reader) // 256)
+    drawn = _DrawnImages(split.reader)
+    loader = DataLoader(drawn, batch_size=None, num_workers=num_workers, collate_fn=_identity)
+    cached = _CachedImages(split.reader, np.stack(list(loader)))
+    return Split(cached, split.indices, transform=split.transform, max_skipped=split.max_skipped)
+
+
+class _DrawnImages(Dataset[NDArray[np.uint8]]):
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        return np.asarray(self.reader.image(index, None))
+
+
+def _identity(image: Any) -> Any:
+    return image

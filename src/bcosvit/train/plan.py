@@ -1,19 +1,151 @@
-"""From what was asked for to a plan in which nothing is left open."""
+"""The plan of a run: everything that was asked for, resolved, and its record ``run.yaml``.
 
+A run that resumes reads its plan from the record, and may not deviate from it.
+"""
+
+import dataclasses
+import platform
+import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bcosvit.data.dataset import Source, open_source
-from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
-from bcosvit.models.registry import model_config
-from bcosvit.train.initialize import config_in
-from bcosvit.train.recipe import QUICK_MODEL, Recipe, change, find_recipe
-from bcosvit.train.record import Plan, differences
+import yaml
 
+import bcosvit
+from bcosvit.data.dataset import Source, open_source
+from bcosvit.files import atomic
+from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
+from bcosvit.models.registry import from_dict, model_config, to_dict
+from bcosvit.train.checkpoints import config_of
+from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
+
+RECORD = "run.yaml"
+DEFAULT_RECIPE = "quick"
 SPLIT_SEED = 0
-"""Of the validation split where the data have none: the same for all of a recipe's seeds, so that
-their results can be compared."""
+"""Seed of the validation split where the data have none: the same for all seeds of a recipe, so
+that results can be compared."""
+
+NEUTRAL_FIELDS = frozenset(
+    {
+        "num_workers",
+        "checkpoint_epochs",
+        "checkpoint_steps",
+        "explain_every",
+        "cache_folder",
+        "cache_gigabytes",
+        "cache_on_device",
+        "cuda_graphs",
+    }
+)
+"""Fields of a recipe that do not change the result, so that a resumed run may change them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that determines a run."""
+
+    data: str
+    """What the images were opened with."""
+    fingerprint: str
+    """Digest of the images' names and labels."""
+    classes: tuple[str, ...]
+    train_images: int
+    val_images: int
+    model: Config
+    recipe_name: str
+    """``own`` for a recipe that is not registered."""
+    recipe: Recipe
+    init: str | None
+    """The weights file that the model starts from."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of the model's square input."""
+        if isinstance(self.model, DenseNetConfig):
+            return self.recipe.image_size or 224
+        return self.model.image_size[0]
+
+    def write(self, folder: Path, trainer: dict[str, Any]) -> None:
+        """Writes ``run.yaml``; ``trainer`` and versions are for the reader only."""
+        values = {
+            "data": {
+                "source": self.data,
+                "train_images": self.train_images,
+                "val_images": self.val_images,
+                "fingerprint": self.fingerprint,
+                "classes": list(self.classes),
+            },
+            "model": _plain(to_dict(self.model)),
+            "init": self.init,
+            "recipe": {"name": self.recipe_name, **_plain(dataclasses.asdict(self.recipe))},
+            "trainer": trainer,
+            "versions": {
+                "bcosvit": bcosvit.__version__,
+                "revision": _revision(),
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("torch", "lightning", "torchmetrics")},
+            },
+        }
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        with atomic(folder / RECORD) as temporary:
+            temporary.write_text(text, "utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan":
+        """Reads the plan of the run in ``folder``; fields may have their former names.
+
+        Raises:
+            ValueError: There is no run, or its record cannot be read.
+        """
+        path = folder / RECORD
+        if not path.is_file():
+            raise ValueError(
+                f"There is no run to resume in {folder}, which has no {RECORD}; "
+                f"start one without --resume."
+            )
+        try:
+            values = yaml.safe_load(path.read_text("utf-8"))
+            data: dict[str, Any] = values["data"]
+            recipe: dict[str, Any] = dict(values["recipe"])
+            name = recipe.pop("name")
+            return cls(
+                data=data["source"],
+                fingerprint=data["fingerprint"],
+                classes=tuple(data["classes"]),
+                train_images=data["train_images"],
+                val_images=data["val_images"],
+                model=from_dict(values["model"]),
+                recipe_name=name,
+                recipe=Recipe(**{RENAMED_FIELDS.get(k, k): v for k, v in recipe.items()}),
+                init=values["init"],
+            )
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not the record of a run ({type(error).__name__}: {error}); "
+                f"restore it, or start a new run in another folder."
+            ) from error
+
+    def differences(self, other: "Plan") -> list[str]:
+        """Lists what changes the result: 'epochs was 100 and is 200', ..."""
+        before, after = self._settings(), other._settings()
+        return [
+            f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
+            for key in dict.fromkeys([*before, *after])
+            if before.get(key) != after.get(key)
+        ]
+
+    def _settings(self) -> dict[str, Any]:
+        recipe = dataclasses.asdict(self.recipe)
+        return {
+            "data": self.data,
+            "the images' fingerprint": self.fingerprint,
+            "init": self.init,
+            **{f"model.{key}": value for key, value in to_dict(self.model).items()},
+            **{key: value for key, value in recipe.items() if key not in NEUTRAL_FIELDS},
+        }
 
 
 def resolve(
@@ -22,15 +154,31 @@ def resolve(
     recipe: str | Recipe | None,
     settings: Mapping[str, Any],
     init: str | Path | None,
-    then: Plan | None,
+    previous: Plan | None,
 ) -> tuple[Plan, Source]:
-    """The plan, and the opened data. ``then`` is the plan of a run that resumes: what is not given
-    is taken from it, and what is given must agree with it."""
+    """Resolves the arguments of `train`.
+
+    Args:
+        data: Images, as `open_source` takes them.
+        model: A model's name or config.
+        recipe: A recipe, or its name.
+        settings: Fields of the recipe and, as ``model.xxx``, of the model.
+        init: Weights to start from.
+        previous: The plan of a run that resumes. What is not given is taken from it.
+
+    Returns:
+        The plan, and the opened images.
+
+    Raises:
+        ValueError: Something is missing, is not allowed, or deviates from the previous plan.
+    """
     if data is None:
-        if then is None:
+        if previous is None:
             raise ValueError("There is nothing to train on: give a folder of images, or 'scenes'.")
-        data = then.data
-    recipe_name, recipe = _recipe(recipe, _without(settings, "model."), then)
+        data = previous.data
+    model_options = {k[6:]: v for k, v in settings.items() if k.startswith("model.")}
+    fields = {k: v for k, v in settings.items() if not k.startswith("model.")}
+    recipe_name, recipe = _recipe(recipe, fields, previous)
     source = (
         data
         if isinstance(data, Source)
@@ -41,21 +189,27 @@ def resolve(
             max_skipped=recipe.max_skipped,
         )
     )
-    init = str(init) if init is not None else then.init if then is not None else None
+    init = str(init) if init is not None else previous.init if previous is not None else None
+    if model is None and previous is not None:
+        model = previous.model
+    if model is None and init is not None:
+        model = config_of(init)
+    if model is None and recipe_name in RECIPES:
+        model = RECIPES.get(recipe_name).model
     plan = Plan(
         data=source.name,
         fingerprint=source.fingerprint(),
         classes=source.classes,
         train_images=len(source.train),
         val_images=len(source.val),
-        model=_model(model, _only(settings, "model."), recipe_name, recipe, source, init, then),
+        model=_model(model, model_options, recipe, source),
         recipe_name=recipe_name,
         recipe=recipe,
         init=init,
     )
-    if then is None:
+    if previous is None:
         _check_backbone(plan)
-    elif changed := differences(then, plan):
+    elif changed := previous.differences(plan):
         raise ValueError(
             f"The run cannot be resumed with other settings: {'; '.join(changed)}. "
             f"Leave them out, or start a new run in another folder."
@@ -64,31 +218,19 @@ def resolve(
 
 
 def _recipe(
-    recipe: str | Recipe | None, settings: Mapping[str, Any], then: Plan | None
+    recipe: str | Recipe | None, fields: Mapping[str, Any], previous: Plan | None
 ) -> tuple[str, Recipe]:
     if isinstance(recipe, Recipe):
-        return "own", change(recipe, **settings)
-    if recipe is None and then is not None:
-        return then.recipe_name, change(then.recipe, **settings)
-    recipe = recipe or "quick"
-    return recipe, find_recipe(recipe, **settings)
+        return "own", recipe.change(**fields)
+    if recipe is None and previous is not None:
+        return previous.recipe_name, previous.recipe.change(**fields)
+    recipe = recipe or DEFAULT_RECIPE
+    return recipe, get_recipe(recipe, **fields)
 
 
 def _model(
-    model: str | Config | None,
-    options: dict[str, Any],
-    recipe_name: str,
-    recipe: Recipe,
-    source: Source,
-    init: str | None,
-    then: Plan | None,
+    model: str | Config | None, options: dict[str, Any], recipe: Recipe, source: Source
 ) -> Config:
-    if model is None and then is not None:
-        model = then.model
-    if model is None and init is not None:
-        model = config_in(init)
-    if model is None and recipe_name == "quick":
-        model = QUICK_MODEL
     if model is None:
         raise ValueError("There is no model to train: name one, e.g. bcos_vit_ti_38.")
     classes = len(source.classes)
@@ -102,13 +244,14 @@ def _model(
     if recipe.train_backbone is not None:
         if not transformer:
             raise ValueError(
-                "train_backbone is not allowed for a DenseNet, which is all backbone; leave it out."
+                "train_backbone is not allowed for a DenseNet, which has no separate backbone; "
+                "leave it out."
             )
         options.setdefault("train_backbone", recipe.train_backbone)
     config = model_config(model, **options) if isinstance(model, str) else model.replace(**options)
     if isinstance(config, ModelConfig) and config.image_size[0] != config.image_size[1]:
         raise ValueError(
-            f"image_size = {config.image_size} is not allowed: training pictures are square."
+            f"image_size = {config.image_size} is not allowed: training images are square."
         )
     return config
 
@@ -122,14 +265,35 @@ def _check_backbone(plan: Plan) -> None:
         and plan.init is None
     ):
         raise ValueError(
-            "The model's backbone is frozen, and would stay as chance made it: give its weights "
-            "with --init, or train it as well with --set train_backbone=True."
+            "The model's backbone is frozen and would keep its random weights: give trained "
+            "weights with --init, or train the backbone with --set train_backbone=True."
         )
 
 
-def _only(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
+def _plain(value: Any) -> Any:
+    """Turns tuples into lists, since YAML would write tuples as Python objects."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
-def _without(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {k: v for k, v in settings.items() if not k.startswith(prefix)}
+def _revision() -> str | None:
+    """Returns the git commit of this package, where it runs from a checkout of its own."""
+    here = Path(__file__)
+    command = ["git", "-C", str(here.parent)]
+    try:
+        # A virtual environment may lie inside another repository.
+        subprocess.run(
+            [*command, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True
+        )
+        described = subprocess.run(
+            [*command, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()

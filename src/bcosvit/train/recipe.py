@@ -1,22 +1,32 @@
-"""How a model is trained, as data: everything but the model, the pictures and the machines.
+"""Recipes: how a model is trained, as data, and the recipes that are registered by name.
 
-A recipe means the same on one core and on many machines: ``batch_size`` is that of all processes
-together, and what a sample looks like in an epoch depends on the seed, the epoch and the sample
-alone. The recipes that we stand behind are the literal dict ``RECIPES``.
+A recipe holds everything but the model, the images and the devices. It means the same on one CPU
+core and on many machines: ``batch_size`` counts the samples of all processes together, and the
+augmentation of a sample depends on the seed, the epoch and the sample alone.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from bcosvit.models.config import ModelConfig, StemConfig
+from bcosvit.messages import unknown
+from bcosvit.models.config import Config, ModelConfig, StemConfig
+from bcosvit.registry import Registry
+from bcosvit.train.losses import LOSSES
 
-Loss = Literal["bce", "ce"]
 Schedule = Literal["step", "cosine"]
 Precision = Literal["32", "bf16", "fp16"]
 Clipping = Literal["none", "norm", "adaptive"]
+
+RENAMED_FIELDS = {
+    "workers": "num_workers",
+    "graphs": "cuda_graphs",
+    "accumulate": "accumulate_grad_batches",
+    "picture_every": "explain_every",
+    "pictures_on_device": "images_on_device",
+}
+"""Former names of fields, which records of older runs contain."""
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
@@ -37,7 +47,7 @@ def _check_float(
     most: float = math.inf,
 ) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    # The chain is false for nan as well.
+    # The comparison is false for nan as well.
     if not (number and over < value and least <= value <= most):  # type: ignore[operator]
         bounds = f"> {over:g}" if over > -math.inf else f">= {least:g}"
         bounds += f" and <= {most:g}" if most < math.inf else ""
@@ -52,87 +62,99 @@ def _check_pair(name: str, value: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One way to train; ``--set key=value`` on the command line changes a field."""
+    """How to train. On the command line, ``--set key=value`` changes a field.
 
-    loss: Loss = "bce"
-    """``bce``: binary cross-entropy on sigmoids, one-hot targets; ``ce``: softmax cross-entropy.
-    Both are means over samples, ``bce`` over classes too."""
+    Raises:
+        ValueError: A field has a value that is not allowed; the message says which are.
+
+    Example:
+        >>> recipe = Recipe(epochs=10, schedule="cosine", warmup_epochs=1)
+        >>> recipe.lr_at(0.5) == recipe.learning_rate / 2
+        True
+    """
+
+    loss: str = "bce"
+    """A registered loss. ``bce``: binary cross-entropy on sigmoids with one-hot targets, averaged
+    over samples and classes; ``ce``: softmax cross-entropy, averaged over samples."""
     epochs: int = 100
     batch_size: int = 256
     """Samples per optimizer step, over all devices and accumulated batches."""
-    accumulate: int = 1
-    """Batches per optimizer step on each device: memory for time, at the same result."""
+    accumulate_grad_batches: int = 1
+    """Batches per optimizer step on each device. More batches take less memory and more time, and
+    give the same result."""
 
     learning_rate: float = 2.5e-4
-    """Of Adam; the peak, under ``cosine``."""
+    """Learning rate of Adam; its highest value under ``cosine``."""
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
-    """What Adam adds to a gradient's size before it divides by it."""
+    """Epsilon of Adam."""
     weight_decay: float = 0.0
     schedule: Schedule = "step"
-    """``step``: constant, a tenth after ``drop_after``; ``cosine``: down to ``final_lr``."""
+    """``step``: constant, then a tenth after ``drop_after``; ``cosine``: decays to ``final_lr``."""
     drop_after: float = 0.6
-    """Share of the epochs before a ``step`` schedule drops."""
+    """Share of the epochs after which a ``step`` schedule drops."""
     warmup_epochs: float = 0.0
-    """Linear rise from zero, under either schedule; part of ``epochs``."""
+    """Epochs of linear warm-up from zero, under either schedule; they are part of ``epochs``."""
     final_lr: float = 0.0
-    """Where ``cosine`` ends."""
+    """Last learning rate of ``cosine``."""
 
     clip: Clipping = "none"
-    """``norm``: all gradients' joint norm; ``adaptive``: each unit's, relative to its weights'."""
+    """``norm``: clips the joint norm of all gradients; ``adaptive``: clips the gradient of each
+    unit relative to its weights (Brock et al. 2021)."""
     clip_value: float = 0.01
-    """The largest norm, or the largest share of the weights' norm (Brock et al. 2021: 0.01)."""
+    """Largest norm, or largest share of the norm of the weights (Brock et al.: 0.01)."""
     ema: float | None = None
-    """Decay per step of the averaged weights that are validated and saved; ``None``: no average."""
+    """Decay per step of the averaged weights, which are then validated and saved; ``None``: no
+    average."""
 
     image_size: int | None = None
-    """Side in pixels; ``None``: what the model is made for (a DenseNet on its own: 224)."""
+    """Side in pixels; ``None``: the model's own (224 for a DenseNet)."""
     rand_augment: tuple[int, int] | None = (2, 9)
-    """Number and strength of random operations."""
+    """Number and strength of RandAugment's operations; ``None``: no RandAugment."""
     crop: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of a picture's area that a training crop may have."""
+    """Smallest and largest share of an image's area that a training crop may have."""
     flip: float = 0.5
-    """Probability of mirroring."""
+    """Probability of a horizontal flip."""
     eval_crop: float = 224 / 256
     """Share of the short side that the center crop keeps in validation."""
     val_fraction: float = 0.1
-    """Share of each class set aside for validation where the data have no such split."""
+    """Share of each class that is set aside for validation where the data have no such split."""
     max_skipped: float = 0.01
-    """Share of the pictures that may be unreadable before the run stops."""
+    """Share of the images that may be unreadable before the run stops."""
 
     train_backbone: bool | None = None
-    """Whether the tokenizer's backbone learns; ``None``: as the model's config says."""
+    """Whether the tokenizer's backbone is trained; ``None``: as the model's config says."""
     cache_views: int = 0
-    """Augmented views per picture that a frozen backbone sees once, its features being kept on
-    disk (see `cache`); 0: no cache. Augmentations then repeat every so many epochs."""
+    """Augmented views per image whose backbone features are computed once and cached on disk (see
+    `feature_cache`); augmentations then repeat after so many epochs. 0: no cache."""
     cache_gigabytes: float = 50.0
-    """What the cache may take of the disk, training and validation together."""
+    """Largest size of the cache on disk, training and validation together."""
     cache_folder: str | None = None
-    """Where it lies: runs on the same backbone, pictures and seed may share one. ``None``: in the
-    run's folder."""
+    """Folder of the cache; runs with the same backbone, images and seed may share one. ``None``:
+    in the run's folder."""
     cache_on_device: bool | None = None
-    """Whether cached features are kept in the memory of each training device, at the same result
-    without loading; ``None``: on a GPU where they take at most 60 % of what is free."""
-    pictures_on_device: bool = False
-    """Whether pictures are decoded once, kept as bytes in the memory of each training device, and
-    cropped and mirrored there (see `on_device`); needs ``rand_augment=None``."""
+    """Whether cached features are copied to the memory of each training device, which gives the
+    same result without loading; ``None``: on a GPU where they take at most 60 % of what is free."""
+    images_on_device: bool = False
+    """Whether images are decoded once, held as bytes in the memory of each training device, and
+    cropped and flipped there (see `device_images`); needs ``rand_augment=None``."""
     precision: Precision = "32"
     """``bf16``, ``fp16``: mixed precision."""
     channels_last: bool = False
     compile: bool = False
-    """Whether ``torch.compile`` makes the training step."""
-    graphs: bool = False
-    """Whether a CUDA GPU captures the kernels of a step once and replays them, at the same
-    result: small models then train several times as fast."""
+    """Whether the training step is compiled by ``torch.compile``."""
+    cuda_graphs: bool = False
+    """Whether a training step is recorded as a CUDA graph and replayed, at the same result; small
+    models then train several times as fast."""
 
     checkpoint_epochs: int = 1
     """Epochs between checkpoints."""
     checkpoint_steps: int | None = None
     """Optimizer steps between further checkpoints within an epoch; ``None``: none."""
-    picture_every: int = 5
-    """Epochs between pictures of contributions; 0: none."""
-    workers: int = 4
-    """Processes per device that read pictures; the result does not depend on it."""
+    explain_every: int = 5
+    """Epochs between images of contributions; 0: none."""
+    num_workers: int = 4
+    """Processes per device that load images; the result does not depend on it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -141,9 +163,10 @@ class Recipe:
                 object.__setattr__(self, name, tuple(value))
         # `--set precision=32` arrives as a number.
         object.__setattr__(self, "precision", str(self.precision))
-        for name in ("epochs", "batch_size", "accumulate", "checkpoint_epochs"):
+        LOSSES.get(self.loss)
+        for name in ("epochs", "batch_size", "accumulate_grad_batches", "checkpoint_epochs"):
             _check_int(name, getattr(self, name), least=1)
-        for name in ("picture_every", "workers", "seed", "cache_views"):
+        for name in ("explain_every", "num_workers", "seed", "cache_views"):
             _check_int(name, getattr(self, name), least=0)
         for name in ("image_size", "checkpoint_steps"):
             if getattr(self, name) is not None:
@@ -158,32 +181,34 @@ class Recipe:
         if self.ema is not None:
             _check_float("ema", self.ema, over=0, most=1)
         for name, allowed in {
-            "loss": get_args(Loss),
             "schedule": get_args(Schedule),
             "precision": get_args(Precision),
             "clip": get_args(Clipping),
             "channels_last": (True, False),
             "compile": (True, False),
-            "graphs": (True, False),
+            "cuda_graphs": (True, False),
             "train_backbone": (True, False, None),
             "cache_on_device": (True, False, None),
-            "pictures_on_device": (True, False),
+            "images_on_device": (True, False),
         }.items():
             if getattr(self, name) not in allowed:
                 _refuse(name, getattr(self, name), f"choose from {', '.join(map(str, allowed))}")
         for name in ("betas", "crop", "rand_augment"):
             if (pair := getattr(self, name)) is not None:
                 _check_pair(name, pair)
-        if self.batch_size % self.accumulate:
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.batch_size % self.accumulate_grad_batches:
             _refuse(
-                "accumulate",
-                self.accumulate,
+                "accumulate_grad_batches",
+                self.accumulate_grad_batches,
                 f"it must divide batch_size = {self.batch_size}",
             )
-        if self.graphs and (self.compile or self.accumulate > 1):
-            _refuse("graphs", True, "it needs compile=False and accumulate=1")
-        if self.pictures_on_device and (self.rand_augment is not None or self.cache_views):
-            _refuse("pictures_on_device", True, "it needs rand_augment=None and cache_views=0")
+        if self.cuda_graphs and (self.compile or self.accumulate_grad_batches > 1):
+            _refuse("cuda_graphs", True, "it needs compile=False and accumulate_grad_batches=1")
+        if self.images_on_device and (self.rand_augment is not None or self.cache_views):
+            _refuse("images_on_device", True, "it needs rand_augment=None and cache_views=0")
         if self.warmup_epochs >= self.epochs:
             _refuse(
                 "warmup_epochs",
@@ -193,8 +218,33 @@ class Recipe:
         if self.final_lr > self.learning_rate:
             _refuse("final_lr", self.final_lr, f"give at most learning_rate = {self.learning_rate}")
 
-    def rate_at(self, epoch: float) -> float:
-        """The learning rate at a point of the run, e.g. 1.5 in the middle of the second epoch."""
+    def change(self, **settings: Any) -> "Recipe":
+        """Returns a copy with some fields changed.
+
+        Args:
+            **settings: New values by the names of their fields.
+
+        Raises:
+            ValueError: A field does not exist, or its value is not allowed.
+
+        Example:
+            >>> Recipe().change(epochs=3).epochs
+            3
+        """
+        fields = [field.name for field in dataclasses.fields(Recipe)]
+        for key in settings:
+            if key in RENAMED_FIELDS:
+                raise ValueError(f"The recipe's field {key!r} is now called {RENAMED_FIELDS[key]}.")
+            if key not in fields:
+                raise ValueError(unknown("recipe field", key, fields))
+        return dataclasses.replace(self, **settings)
+
+    def lr_at(self, epoch: float) -> float:
+        """Returns the learning rate at a point of the run.
+
+        Args:
+            epoch: E.g. 1.5 in the middle of the second epoch.
+        """
         if epoch < self.warmup_epochs:
             return self.learning_rate * epoch / self.warmup_epochs
         if self.schedule == "step":
@@ -205,6 +255,100 @@ class Recipe:
         return self.final_lr + swing * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RegisteredRecipe:
+    """A recipe with what a user needs to know to choose it."""
+
+    name: str
+    recipe: Recipe
+    summary: str
+    """What it is for, in a few words."""
+    command: str
+    """The command that it is made for."""
+    time: str | None = None
+    """How long the command takes; ``None``: not measured."""
+    result: str | None = None
+    """What the command reaches; ``None``: not measured."""
+    model: Config | None = None
+    """What is trained where no model is named; ``None``: a model has to be named."""
+
+
+RECIPES: Registry[RegisteredRecipe] = Registry(kind="recipe", group="bcosvit.recipes")
+"""All recipes by name; help texts and completion list them."""
+
+
+def register_recipe(
+    name: str,
+    recipe: Recipe,
+    *,
+    summary: str,
+    command: str,
+    time: str | None = None,
+    result: str | None = None,
+    model: Config | None = None,
+) -> RegisteredRecipe:
+    """Registers a recipe, so that ``bcosvit train --recipe`` and `train` find it by its name.
+
+    Args:
+        name: The name.
+        recipe: The recipe.
+        summary: What it is for, in a few words.
+        command: The command that it is made for.
+        time: How long the command takes, where this was measured, and on what.
+        result: What the command reaches, where this was measured.
+        model: The model that is trained where none is named.
+
+    Returns:
+        The registered recipe.
+
+    Raises:
+        ValueError: There is a recipe of this name already.
+
+    Example:
+        >>> mine = register_recipe(
+        ...     "doctest-night",
+        ...     Recipe(epochs=300, schedule="cosine"),
+        ...     summary="overnight runs",
+        ...     command="bcosvit train photos/ --recipe doctest-night --out runs/night",
+        ... )
+        >>> get_recipe("doctest-night", epochs=200).epochs
+        200
+    """
+    registered = RegisteredRecipe(
+        name=name,
+        recipe=recipe,
+        summary=summary,
+        command=command,
+        time=time,
+        result=result,
+        model=model,
+    )
+    # An equal recipe may be registered again, as after reloading its module.
+    return RECIPES.register(name, origin=repr(registered))(registered)
+
+
+def get_recipe(name: str, **settings: Any) -> Recipe:
+    """Returns a registered recipe.
+
+    Args:
+        name: Its name; ``RECIPES.names()`` lists all names.
+        **settings: Fields to change.
+
+    Raises:
+        ValueError: There is no such recipe, or a setting is not allowed.
+
+    Example:
+        >>> get_recipe("paper-bcos", epochs=30).batch_size
+        256
+    """
+    return RECIPES.get(name).recipe.change(**settings)
+
+
+BCOS_ADAM_EPS = 1e-15
+"""Adam's epsilon for B-cos models at the paper's scales. Their logits are scaled down by 10³, and
+``bce`` is a mean over classes: in a fresh bcos_vit_ti_38 with 1000 classes half of all gradients
+are below 3·10⁻¹⁰, and with Adam's default of 10⁻⁸ those weights would hardly move."""
+
 QUICK_MODEL = ModelConfig(
     width=64,
     num_heads=4,
@@ -212,40 +356,32 @@ QUICK_MODEL = ModelConfig(
     image_size=(48, 48),
     num_classes=8,
     backbone=StemConfig(widths=(16, 32, 64)),
-    # Three blocks do not grow activations as twelve do: the paper's scales would leave logits
-    # that nothing can be learned from in minutes.
+    # Three blocks do not grow activations as twelve do: with the paper's scales the logits would be
+    # too small to learn from in minutes.
     prior_gain=3.0,
     logit_scale=1.0,
 )
-"""What ``quick`` trains where no model is named: 36 tokens, 0.34 million parameters."""
+"""The model of the recipe ``quick``: 36 tokens, 0.34 million parameters."""
 
-
-TINY_EPS = 1e-15
-"""For B-cos models at the paper's scales. Their logits are scaled down by 10³, and ``bce`` is a
-mean over classes: in a fresh bcos_vit_ti_38 with 1000 of them half of all gradients are below
-3·10⁻¹⁰, and with Adam's usual 10⁻⁸ those weights would hardly move."""
-
-
-RECIPES: Mapping[str, Recipe] = {
-    # The paper's B-cos ViTs (SPEC 6.1), on a frozen, pretrained backbone:
-    #   bcosvit train imagenet/ --recipe paper-bcos --model bcos_vit_s_38 \
-    #       --init backbone.safetensors --out runs/bcos_vit_s_38
-    # Time and accuracy on ImageNet: not measured here.
-    "paper-bcos": Recipe(
+register_recipe(
+    "paper-bcos",
+    Recipe(
         loss="bce",
         epochs=100,
         batch_size=256,
         learning_rate=2.5e-4,
-        adam_eps=TINY_EPS,
+        adam_eps=BCOS_ADAM_EPS,
         schedule="step",
         drop_after=0.6,
         rand_augment=(2, 9),
     ),
-    # The paper's conventional ViTs (SPEC 6.1), likewise:
-    #   bcosvit train imagenet/ --recipe paper-conventional --model vit_s_38 \
-    #       --init densenet121.pth --out runs/vit_s_38
-    # Time and accuracy on ImageNet: not measured here.
-    "paper-conventional": Recipe(
+    summary="the paper's B-cos ViTs, on a frozen pretrained backbone",
+    command="bcosvit train imagenet/ --recipe paper-bcos --model bcos_vit_s_38 "
+    "--init backbone.safetensors --out runs/bcos_vit_s_38",
+)
+register_recipe(
+    "paper-conventional",
+    Recipe(
         loss="ce",
         epochs=100,
         batch_size=1024,
@@ -254,43 +390,53 @@ RECIPES: Mapping[str, Recipe] = {
         drop_after=0.6,
         rand_augment=(2, 9),
     ),
-    # A tokenizer's backbone from scratch, by the longer schedule of the public B-cos code:
-    #   bcosvit train imagenet/ --recipe paper-backbone --model bcos_densenet121 \
-    #       --out runs/backbone
-    # Time and accuracy on ImageNet: not measured here.
-    "paper-backbone": Recipe(
+    summary="the paper's conventional ViTs, on a frozen pretrained backbone",
+    command="bcosvit train imagenet/ --recipe paper-conventional --model vit_s_38 "
+    "--init densenet121.pth --out runs/vit_s_38",
+)
+register_recipe(
+    "paper-backbone",
+    # The longer schedule of the B-cos authors' public code.
+    Recipe(
         loss="bce",
         epochs=200,
         batch_size=128,
         learning_rate=1e-3,
-        adam_eps=TINY_EPS,
+        adam_eps=BCOS_ADAM_EPS,
         schedule="cosine",
         warmup_epochs=10,
         final_lr=1e-4,
         rand_augment=None,
     ),
-    # A B-cos ViT for some thousand photographs, on a frozen backbone:
-    #   bcosvit train photos/ --recipe small-bcos --model bcos_vit_ti_87 --set model.maxout=1 \
-    #       --set model.backbone=v2 --init bcos_densenet121_imagenette --out runs/photos
-    # On Imagenette (9,469 photographs) 88.9 %: the model that ships. About a minute on an H200 with
-    # precision=bf16, pictures_on_device=True, graphs=True. The rate is the best of 1e-4, 3e-4 and
-    # 1e-3 on a tenth of the training photographs.
-    "small-bcos": Recipe(
+    summary="the backbone of a tokenizer, from scratch",
+    command="bcosvit train imagenet/ --recipe paper-backbone --model bcos_densenet121 "
+    "--out runs/backbone",
+)
+register_recipe(
+    "small-bcos",
+    # Of the learning rates 1e-4, 3e-4 and 1e-3 this one is the best on a tenth of the training
+    # photographs.
+    Recipe(
         loss="bce",
         epochs=18,
         batch_size=128,
         learning_rate=3e-4,
-        adam_eps=TINY_EPS,
+        adam_eps=BCOS_ADAM_EPS,
         schedule="cosine",
         warmup_epochs=2,
         final_lr=1e-6,
         rand_augment=None,
     ),
-    # A small B-cos ViT (`QUICK_MODEL`) from scratch:
-    #   bcosvit train "scenes?size=48" --recipe quick --out runs/quick
-    # Under 2 minutes on 2 cores; 99 % validation accuracy, and 5 times as much positive
-    # contribution on the object as its area would get (benchmarks/quick.py).
-    "quick": Recipe(
+    summary="a B-cos ViT for some thousand photographs, on a frozen backbone",
+    command="bcosvit train imagenette/ --recipe small-bcos --model bcos_vit_ti_87 "
+    "--set model.maxout=1 --set model.backbone=v2 --init bcos_densenet121_imagenette "
+    "--set precision=bf16 --set images_on_device=True --set cuda_graphs=True --out runs/imagenette",
+    time="about a minute on an H200",
+    result="88.9 % on Imagenette (9,469 photographs); the model that ships with this package",
+)
+register_recipe(
+    "quick",
+    Recipe(
         loss="bce",
         epochs=8,
         batch_size=32,
@@ -301,22 +447,12 @@ RECIPES: Mapping[str, Recipe] = {
         rand_augment=None,
         crop=(0.6, 1.0),
         eval_crop=1.0,
-        workers=0,
+        num_workers=0,
     ),
-}
-
-
-def find_recipe(name: str, **settings: Any) -> Recipe:
-    """The recipe of that name with some fields changed."""
-    if name not in RECIPES:
-        raise ValueError(f"There is no recipe {name!r}; choose from {', '.join(RECIPES)}.")
-    return change(RECIPES[name], **settings)
-
-
-def change(recipe: Recipe, **settings: Any) -> Recipe:
-    """``recipe`` with some fields changed."""
-    fields = [field.name for field in dataclasses.fields(Recipe)]
-    for key in settings:
-        if key not in fields:
-            raise ValueError(f"Recipes have no field {key!r}; they have {', '.join(fields)}.")
-    return dataclasses.replace(recipe, **settings)
+    summary="small models from scratch, in minutes",
+    command='bcosvit train "scenes?size=48" --recipe quick --out runs/quick',
+    time="under 2 minutes on 2 CPU cores",
+    result="99 % validation accuracy, and 5 times as much positive contribution on the object as "
+    "its area would get (benchmarks/quick.py)",
+    model=QUICK_MODEL,
+)

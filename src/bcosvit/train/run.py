@@ -1,7 +1,7 @@
-"""One call that trains: resolves what is asked for, refuses what cannot work, runs, and tells.
+"""`train`: resolves what was asked for, refuses what cannot work, and runs.
 
-Everything that can be wrong is found before the first step: settings, data, model, weights and
-machines are gone through in this order, and only then is anything written.
+Everything that can be wrong is found before the first step. Settings, data, model, weights and
+devices are checked in this order, and only then is anything written.
 """
 
 import errno
@@ -24,34 +24,41 @@ from bcosvit.data.dataset import Source, SourceError, Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
-from bcosvit.train import record
-from bcosvit.train.best import WEIGHTS, BestModel
-from bcosvit.train.cached import cached_features, check_cache
-from bcosvit.train.checkpoints import CheckedIO, Checkpoints, Found, newest
-from bcosvit.train.data import Data, Pictures, Samples
-from bcosvit.train.history import History, Row
-from bcosvit.train.initialize import initialize
-from bcosvit.train.machines import Machines
-from bcosvit.train.memory import keep_drawn
-from bcosvit.train.on_device import pictures_on_device
-from bcosvit.train.pictures import ContributionPictures
-from bcosvit.train.plan import resolve
-from bcosvit.train.progress import Progress
+from bcosvit.train.callbacks import (
+    WEIGHTS,
+    BestModel,
+    Checkpoints,
+    ContributionImages,
+    History,
+    ProgressBar,
+    Row,
+    SkippedFiles,
+    Stopped,
+    StopSignals,
+)
+from bcosvit.train.checkpoints import (
+    ChecksummedIO,
+    FoundCheckpoint,
+    initialize,
+    newest_checkpoint,
+)
+from bcosvit.train.data import BatchDataset, DataModule, ImageDataset, cache_drawn_images
+from bcosvit.train.device_images import load_device_images
+from bcosvit.train.devices import Devices
+from bcosvit.train.feature_cache import check_cache, feature_datasets
+from bcosvit.train.plan import RECORD, Plan, resolve
 from bcosvit.train.recipe import Recipe
-from bcosvit.train.record import Plan
-from bcosvit.train.signals import Signals, Stopped
-from bcosvit.train.skips import SkippedFiles
 from bcosvit.train.task import Task
 
 _EXPECTED_WARNINGS = (
     # A frozen backbone stays in evaluation mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
-    # How many workers there are is the recipe's business.
+    # The recipe decides how many workers there are.
     r"The '\w+_dataloader' does not have many workers",
     r"This DataLoader will create \d+ worker processes in total",
-    # What it runs on is the machines' business.
+    # The user decides which devices are used.
     r"GPU available but not used",
-    # Lightning's own way with torch's trees.
+    # Lightning calls a deprecated function of torch.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
 
@@ -62,13 +69,13 @@ class Run:
 
     folder: Path
     rows: list[Row]
-    """``metrics.csv``: an epoch each."""
+    """``metrics.csv``: one row per epoch."""
     accuracy: float
-    """On the validation split, of the best epoch, which is the one that was saved."""
+    """Validation accuracy of the best epoch, whose weights are saved."""
 
     @property
     def weights(self) -> Path:
-        """The best model."""
+        """The weights file of the best model."""
         return self.folder / WEIGHTS
 
 
@@ -81,33 +88,61 @@ def train(
     settings: Mapping[str, Any] | None = None,
     init: str | Path | None = None,
     resume: bool = False,
-    machines: Machines | None = None,
+    accelerator: str = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
+    strategy: str = "auto",
 ) -> Run:
-    """Trains ``model`` on ``data`` by ``recipe`` and leaves everything about it in ``out``.
+    """Trains a model, and writes weights, metrics and checkpoints into a folder.
 
-    ``settings`` change fields of the recipe and, as ``model.xxx``, of the model. ``init`` names
-    weights to start from. With ``resume`` a run goes on where it was; then only ``out`` is needed.
-    Asked to stop by Ctrl-C or SIGTERM, it saves and raises `Stopped`.
+    Args:
+        data: A folder with one sub-folder per class, tar shards, ``hf:NAME``, ``scenes``, or an
+            opened `Source`.
+        out: The folder of the run, which must be new unless ``resume`` is set.
+        model: A model's name or config; by default that of ``init`` or of the recipe.
+        recipe: A `Recipe`, or the name of a registered one; by default ``"quick"``.
+        settings: Fields of the recipe to change and, as ``"model.xxx"``, of the model.
+        init: Weights to start from: those of a model, or of its backbone.
+        resume: Whether the run in ``out`` continues where it ended. Then only ``out`` is needed.
+        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        devices: Devices per machine, with one process each.
+        num_nodes: Machines.
+        strategy: ``"auto"``, ``"ddp"`` or ``"fsdp"``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ValueError: Something is missing or not allowed, the data cannot be read, the loss diverged,
+            or there is no space left on the disk or the device.
+        Stopped: Ctrl-C or SIGTERM was received, and the state of the run is saved.
+
+    Example:
+        >>> run = train("scenes?size=48", out="runs/quick")  # doctest: +SKIP
+        >>> model = bcosvit.load(run.weights)  # doctest: +SKIP
     """
-    folder, machines = Path(out), machines or Machines()
-    then = record.read(folder) if resume else None
+    folder = Path(out)
+    where = Devices(
+        accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
+    )
+    previous = Plan.read(folder) if resume else None
     if not resume:
-        _check_free(folder)
-    plan, source = resolve(data, model, recipe, settings or {}, init, then)
+        _check_empty(folder)
+    plan, source = resolve(data, model, recipe, settings or {}, init, previous)
     recipe = plan.recipe
-    machines.check(recipe)
+    where.check(recipe)
     check_cache(plan)
-    found = newest(folder) if resume else None
-    # So that every process starts from the same weights.
+    found = newest_checkpoint(folder) if resume else None
+    # Every process starts from the same weights.
     seed_everything(recipe.seed, verbose=False)
     network = create_model(plan.model)
-    # A cache is known by its backbone, so that one has to be there when a run resumes, too.
+    # A cache is identified by its backbone, so that a run with a cache loads it when it resumes.
     if plan.init is not None and (found is None or recipe.cache_views):
-        _say(initialize(network, plan.init))
+        _print(initialize(network, plan.init))
     splits = _splits(plan, source)
     steps = -(-plan.train_images // recipe.batch_size)
     history, best = History(folder), BestModel(folder, plan)
-    callbacks = [Progress(), history, best, *_callbacks(plan, folder, splits, machines)]
+    callbacks = [ProgressBar(), history, best, *_callbacks(plan, folder, splits, where)]
     logger = TensorBoardLogger(
         folder,
         name="tensorboard",
@@ -115,41 +150,36 @@ def train(
         # What was logged after the checkpoint will be logged again.
         purge_step=found.step if found else None,
     )
-    with _hushed():
-        trainer = machines.trainer(recipe, steps, folder, callbacks, logger, CheckedIO())
+    with _without_lightning_messages(), _plain_errors(folder):
+        trainer = where.trainer(recipe, steps, folder, callbacks, logger, ChecksummedIO())
         if resume:
-            _tell_resumed(folder, found)
-        elif _is_first():
-            record.write(plan, folder, asdict(machines))
+            _print_resumed(folder, found)
+        elif _is_first_process():
+            plan.write(folder, asdict(where))
         try:
             samples = _samples(plan, network, splits, folder, trainer.strategy.root_device)
             trainer.fit(
                 Task(network, recipe, steps, inputs="features" if recipe.cache_views else "images"),
-                datamodule=Data(*samples, recipe),
+                datamodule=DataModule(
+                    *samples,
+                    batch_size=recipe.batch_size,
+                    seed=recipe.seed,
+                    num_workers=recipe.num_workers,
+                    accumulate=recipe.accumulate_grad_batches,
+                    # A thread that allocates pinned memory would disturb the recording of a graph.
+                    pin_memory=not recipe.cuda_graphs,
+                ),
                 ckpt_path=found.path if found else None,
                 weights_only=True,
             )
         except Stopped:
-            how = f"bcosvit train --resume --out {folder}{machines.options}"
-            what = f"Stopped after step {trainer.global_step} of {steps * recipe.epochs}"
-            raise Stopped(f"{what}; all is saved. To go on: {how}" if _is_first() else "") from None
-        except SourceError as error:
-            # A worker's error arrives with its traceback, the sentence last.
-            sentence = str(error).strip().splitlines()[-1].rpartition("SourceError: ")[2]
-            raise SourceError(sentence) from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ValueError(
-                f"There is no room left in {folder} ({error.strerror}): what was saved before is "
-                f"untouched; make some and go on with --resume."
-            ) from error
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                "The device's memory is too small for its share of a batch: set accumulate=2 or "
-                "more, precision=bf16, or a smaller batch_size."
-            ) from error
-    _say(f"Best validation accuracy {best.accuracy:.2%} in epoch {best.epoch}: {folder / WEIGHTS}")
+            command = f"bcosvit train --resume --out {folder}{where.options}"
+            done = f"Stopped after step {trainer.global_step} of {steps * recipe.epochs}"
+            message = f"{done}; everything is saved. To continue: {command}"
+            raise Stopped(message if _is_first_process() else "") from None
+    _print(
+        f"Best validation accuracy {best.accuracy:.2%} in epoch {best.epoch}: {folder / WEIGHTS}"
+    )
     return Run(folder=folder, rows=history.rows, accuracy=best.accuracy)
 
 
@@ -163,77 +193,100 @@ def _splits(plan: Plan, source: Source) -> tuple[Split, Split]:
     )
     for_validation = EvalTransform(size, recipe.eval_crop)
     return (
-        keep_drawn(source.train).with_transform(for_training),
-        keep_drawn(source.val).with_transform(for_validation),
+        cache_drawn_images(source.train).with_transform(for_training),
+        cache_drawn_images(source.val).with_transform(for_validation),
     )
 
 
 def _samples(
     plan: Plan, network: AnyModel, splits: tuple[Split, Split], folder: Path, device: torch.device
-) -> tuple[Samples, Samples]:
+) -> tuple[BatchDataset, BatchDataset]:
     recipe = plan.recipe
     if recipe.cache_views:
-        return cached_features(plan, network, splits, folder, device, _say)
-    if recipe.pictures_on_device:
-        return pictures_on_device(splits, recipe, device)
-    return Pictures(splits[0], recipe.seed), Pictures(splits[1], recipe.seed)
+        return feature_datasets(plan, network, splits, folder, device, _print)
+    if recipe.images_on_device:
+        return load_device_images(splits, recipe, device)
+    return ImageDataset(splits[0], recipe.seed), ImageDataset(splits[1], recipe.seed)
 
 
 def _callbacks(
-    plan: Plan, folder: Path, splits: tuple[Split, Split], machines: Machines
+    plan: Plan, folder: Path, splits: tuple[Split, Split], where: Devices
 ) -> list[Callback]:
     recipe = plan.recipe
     callbacks: list[Callback] = [SkippedFiles(folder, *splits)]
-    if plan.model.family == "bcos" and recipe.picture_every:
-        if machines.strategy == "fsdp":
-            _say("No pictures of contributions are drawn with fsdp, which shards the weights.")
+    if plan.model.family == "bcos" and recipe.explain_every:
+        if where.strategy == "fsdp":
+            _print("No images of contributions are drawn with fsdp, which shards the weights.")
         else:
-            pictures = folder / "pictures"
+            images = folder / "explanations"
             callbacks.append(
-                ContributionPictures(pictures, splits[1], plan.classes, recipe.picture_every)
+                ContributionImages(images, splits[1], plan.classes, recipe.explain_every)
             )
     if recipe.ema is not None:
-        # After all that looks at the validated weights: it puts the trained ones back.
+        # After all callbacks that use the validated weights: it restores the trained ones.
         callbacks.append(EMAWeightAveraging(decay=recipe.ema))
-    return [*callbacks, Checkpoints(folder, recipe, Signals())]
+    return [*callbacks, Checkpoints(folder, recipe, StopSignals())]
 
 
-def _check_free(folder: Path) -> None:
-    # The other processes arrive when the first has begun to write.
-    if not _is_first() or not folder.exists():
+def _check_empty(folder: Path) -> None:
+    # The other processes start when the first one has begun to write.
+    if not _is_first_process() or not folder.exists():
         return
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder for the run.")
-    if (folder / record.RECORD).exists():
+    if (folder / RECORD).exists():
         raise ValueError(
-            f"There is a run in {folder} already: go on with it by --resume, or give another --out."
+            f"There is a run in {folder} already: continue it with --resume, or give another --out."
         )
     if any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give a new folder for the run.")
 
 
-def _tell_resumed(folder: Path, found: Found | None) -> None:
+def _print_resumed(folder: Path, found: FoundCheckpoint | None) -> None:
     if found is None:
-        _say(f"The run in {folder} had not saved anything yet: it starts from the beginning.")
+        _print(f"The run in {folder} has no checkpoint yet: it starts from the beginning.")
         return
-    if found.complaint is not None:
-        _say(f"{found.complaint} The one before it is used.")
-    _say(f"Resuming from {found.path}, step {found.step}.")
+    if found.warning is not None:
+        _print(f"{found.warning} The checkpoint before it is used.")
+    _print(f"Resuming from {found.path}, step {found.step}.")
 
 
-def _is_first() -> bool:
-    """Whether this is the process that writes; known before Lightning starts the others."""
+def _is_first_process() -> bool:
+    """Whether this process writes; known before Lightning starts the others."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @rank_zero_only
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     Console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Without Lightning's chatter, and without its warnings about what is meant to be so."""
+def _plain_errors(folder: Path) -> Iterator[None]:
+    """Turns what users can repair into errors of one sentence."""
+    try:
+        yield
+    except SourceError as error:
+        # An error in a worker arrives with its traceback; the message comes last.
+        sentence = str(error).strip().splitlines()[-1].rpartition("SourceError: ")[2]
+        raise SourceError(sentence) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"There is no space left in {folder} ({error.strerror}): what was saved before is "
+            f"untouched; make room and continue with --resume."
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            "The device's memory is too small for its share of a batch: set "
+            "accumulate_grad_batches=2 or more, precision=bf16, or a smaller batch_size."
+        ) from error
+
+
+@contextmanager
+def _without_lightning_messages() -> Iterator[None]:
+    """Silences Lightning's messages, and its warnings about what is intended."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

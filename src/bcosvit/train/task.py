@@ -1,16 +1,15 @@
-"""The Lightning module: loss, metrics, optimizer and schedule of a recipe.
+"""The Lightning module: forward pass, metrics, optimizer, schedule and gradient clipping.
 
-Sums, not means, are kept over an epoch (torchmetrics reduces them over processes), weighted so
-that samples which only fill a place count for nothing. Training's sums travel in the checkpoint: a
-run that resumes in the middle of an epoch reports the same curve as one that was never stopped.
+Metrics are sums over an epoch (torchmetrics reduces them over processes), weighted so that samples
+of weight zero do not count. The sums of training are part of the checkpoint: a run that resumes in
+the middle of an epoch reports the same curve as one that was never stopped.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -21,23 +20,27 @@ from torchmetrics import Metric
 from bcosvit.models.base import Classifier
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn import CUDAGraphRunner
-from bcosvit.train.clipping import clip_adaptively
 from bcosvit.train.data import Batch
+from bcosvit.train.losses import LOSSES, Loss
 from bcosvit.train.recipe import Recipe
 
 SUMS = "bcosvit.train_sums"
-"""Where a checkpoint keeps training's running sums."""
+"""The checkpoint's key for the running sums of training."""
+
+CLIPPING_FLOOR = 1e-3
+"""Adaptive clipping takes the norm of weights to be at least this, so that units that start at zero
+can move."""
 
 
 class DivergedError(ValueError):
-    """A run whose loss is no number any more."""
+    """The loss of a run is not finite anymore."""
 
 
 class Mean(Metric):
     """A weighted mean.
 
-    torchmetrics' own either looks for nan, which waits for the device in every step, or forgets
-    the weights.
+    torchmetrics' own ``MeanMetric`` either checks for nan, which waits for the device in every
+    step, or ignores the weights.
     """
 
     full_state_update = False
@@ -70,7 +73,15 @@ class Means(nn.ModuleDict):
 
 
 class Task(LightningModule):
-    """Trains ``model`` by ``recipe``, on images or on its backbone's cached features."""
+    """Trains a model according to a recipe.
+
+    Args:
+        model: The model to train.
+        recipe: Loss, optimizer, schedule and clipping.
+        steps_per_epoch: Optimizer steps per epoch.
+        inputs: Whether batches hold images, or cached features of the model's backbone.
+        loss: What to minimize; by default the recipe's registered loss.
+    """
 
     def __init__(
         self,
@@ -79,6 +90,7 @@ class Task(LightningModule):
         steps_per_epoch: int,
         *,
         inputs: Literal["images", "features"] = "images",
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -87,21 +99,22 @@ class Task(LightningModule):
         self.recipe = recipe
         self.steps_per_epoch = steps_per_epoch
         self.inputs = inputs
-        self.classes = model.config.num_classes
+        self.loss = loss or LOSSES.get(recipe.loss)()
+        self.num_classes = model.config.num_classes
         self.train_means = Means("loss", "top1")
-        # Five guesses among five classes are never wrong.
-        self.val_means = Means("loss", "top1", *(["top5"] if self.classes > 5 else []))
+        # With at most five classes the top five are always right.
+        self.val_means = Means("loss", "top1", *(["top5"] if self.num_classes > 5 else []))
         if recipe.compile:
-            # In place: a wrapper would change the names of the weights. Cached features enter
-            # behind the model's own call.
+            # In place: a wrapper would change the names of the weights. Cached features do not
+            # pass through the model's own forward method.
             compiled = self.model if inputs == "images" else self.model.get_submodule("blocks")
             compiled.compile()
-        self._replay = CUDAGraphRunner(self.model, self._logits) if recipe.graphs else None
+        self._graph = CUDAGraphRunner(self.model, self._logits) if recipe.cuda_graphs else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.recipe.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return self._logits(inputs) if self._replay is None else self._replay(inputs)
+        return self._logits(inputs) if self._graph is None else self._graph(inputs)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         if self.inputs == "images":
@@ -109,65 +122,64 @@ class Task(LightningModule):
         assert isinstance(self.model, VisionTransformer)
         return self.model.from_features(inputs)
 
+    def on_fit_start(self) -> None:
+        self.loss.setup(self.model, self.device)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        step = self.trainer.global_step
+        self.loss.before_step(self.model, (step + 0.5) / self.steps_per_epoch)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self(batch.inputs)
-        losses = self.losses(logits, batch.labels)
-        self._count("train", self.train_means, logits, losses, batch)
+        losses = self.loss(logits, batch)
+        self._update_means("train", self.train_means, logits, losses, batch)
         loss = (losses * batch.weights).sum()
         self.log("step/loss", loss.detach(), on_step=True, on_epoch=False)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         logits = self(batch.inputs)
-        losses = self.losses(logits, batch.labels)
-        self._count("val", self.val_means, logits, losses, batch)
+        losses = self.loss(logits, batch)
+        self._update_means("val", self.val_means, logits, losses, batch)
 
-    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """One per sample."""
-        if self.recipe.loss == "ce":
-            return F.cross_entropy(logits, labels, reduction="none")
-        targets = F.one_hot(labels, self.classes).to(logits.dtype)
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
-
-    def _count(
+    def _update_means(
         self, stage: str, means: Means, logits: Tensor, losses: Tensor, batch: Batch
     ) -> None:
         counted = (batch.weights > 0).float()
-        guesses = logits.detach().topk(min(5, self.classes)).indices == batch.labels[:, None]
+        hits = logits.detach().topk(min(5, self.num_classes)).indices == batch.labels[:, None]
         values = {
             "loss": losses.detach(),
-            "top1": guesses[:, 0].float(),
-            "top5": guesses.any(1).float(),
+            "top1": hits[:, 0].float(),
+            "top5": hits.any(1).float(),
         }
         for name in means:
             means[name].update(values[name], counted)
             self.log(f"{stage}/{name}", means[name], on_step=False, on_epoch=True)
 
     def on_train_epoch_start(self) -> None:
-        # Not called where an epoch is resumed in its middle.
+        # Lightning does not call this where an epoch is resumed in its middle.
         for name in self.train_means:
             self.train_means[name].reset()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         recipe = self.recipe
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         optimizer = Adam(
-            trained,
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
             lr=recipe.learning_rate,
             betas=recipe.betas,
             eps=recipe.adam_eps,
             weight_decay=recipe.weight_decay,
         )
-        schedule = LambdaLR(optimizer, lambda step: self.rate_at(step) / recipe.learning_rate)
+        schedule = LambdaLR(optimizer, lambda step: self.lr_at(step) / recipe.learning_rate)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
-    def rate_at(self, step: int) -> float:
-        """The learning rate of an optimizer step, counted from 0 over the whole run."""
-        # That of its middle, so that the first step of a warm-up moves, too.
-        return self.recipe.rate_at((step + 0.5) / self.steps_per_epoch)
+    def lr_at(self, step: int) -> float:
+        """Returns the learning rate of an optimizer step, counted from 0 over the whole run."""
+        # The rate in the middle of the step, so that the first step of a warm-up is not zero.
+        return self.recipe.lr_at((step + 0.5) / self.steps_per_epoch)
 
     def configure_gradient_clipping(
         self,
@@ -194,7 +206,7 @@ class Task(LightningModule):
         checkpoint[SUMS] = sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # The sums are those of all processes together: one of them goes on with them.
+        # These are the sums of all processes together, so that only one process continues them.
         if self.global_rank == 0:
             for name, (total, weight) in checkpoint[SUMS].items():
                 self.train_means[name].total.fill_(total)
@@ -202,6 +214,31 @@ class Task(LightningModule):
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's part of a task's state dict."""
+    """Returns the model's part of the state dict of a `Task`."""
     prefix = "model."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+@torch.no_grad()
+def clip_adaptively(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Clips gradients in place, unit by unit (Brock et al. 2021, Eq. 3).
+
+    A unit is what computes one output: a row of a matrix, a filter of a convolution, a head of a
+    prior. A bias or a scale is one unit as a whole.
+
+    Args:
+        parameters: Parameters, with or without gradients.
+        limit: Largest norm of a unit's gradient, as a share of the norm of its weights.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        allowed = limit * _unit_norms(parameter).clamp_min(CLIPPING_FLOOR)
+        # A gradient of zero gives an infinite quotient, and so a factor of one.
+        parameter.grad.mul_((allowed / _unit_norms(parameter.grad)).clamp_max(1.0))
+
+
+def _unit_norms(tensor: Tensor) -> Tensor:
+    if tensor.ndim <= 1:
+        return torch.linalg.vector_norm(tensor)
+    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True)

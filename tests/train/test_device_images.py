@@ -9,10 +9,9 @@ from PIL import Image
 
 from bcosvit.data.dataset import Split, open_source
 from bcosvit.data.transforms import EvalTransform, TrainTransform
-from bcosvit.train import on_device, resident
-from bcosvit.train.data import GlobalBatches, Loader, Pictures, Ticket
-from bcosvit.train.on_device import PicturesOnDevice
-from bcosvit.train.recipe import change
+from bcosvit.train import device_images, devices
+from bcosvit.train.data import GlobalBatchSampler, ImageDataset, ResumableDataLoader, SampleRequest
+from bcosvit.train.device_images import DeviceImageDataset
 from bcosvit.train.task import Task
 from tests.train.support import DATA, assert_same_run, model_config, recipe, train
 from tests.train.test_crops import by_worker
@@ -26,7 +25,7 @@ EVAL = EvalTransform(SIZE)
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """Pictures of many sizes, the first ones small; read three at a time."""
-    monkeypatch.setattr(on_device, "TOGETHER", 3)
+    monkeypatch.setattr(device_images, "READ_BATCH", 3)
     generator = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -43,8 +42,8 @@ def whole(folder: Path, transform, **options) -> Split:
 
 def batches(samples, *, epochs: int = 2, start: int = 0, **options) -> list:
     """What a loader hands out, resumed in the first epoch."""
-    sampler = GlobalBatches(len(samples), 4, **{"seed": 0, **options})
-    loader = Loader(samples, sampler, workers=0)
+    sampler = GlobalBatchSampler(len(samples), 4, **{"seed": 0, **options})
+    loader = ResumableDataLoader(samples, sampler, num_workers=0)
     loader.load_state_dict({"done": start})
     found = []
     for epoch in range(epochs):
@@ -54,8 +53,8 @@ def batches(samples, *, epochs: int = 2, start: int = 0, **options) -> list:
     return found
 
 
-def all_of(samples: PicturesOnDevice, epoch: int = 0) -> list[Ticket]:
-    return [Ticket(epoch, position, 1.0) for position in range(len(samples))]
+def all_of(samples: DeviceImageDataset, epoch: int = 0) -> list[SampleRequest]:
+    return [SampleRequest(epoch, position, 1.0) for position in range(len(samples))]
 
 
 def assert_same(found: list, expected: list) -> None:
@@ -71,11 +70,11 @@ def test_validation_has_the_batches_of_workers_to_the_last_bit(folder, workers):
     (folder / "cat" / "3.png").write_bytes(b"broken")
     split = whole(folder, EVAL, max_skipped=0.1)
     before = torch.get_rng_state()
-    held = PicturesOnDevice(split, 0, "cpu", workers=workers)
+    held = DeviceImageDataset(split, 0, "cpu", num_workers=workers)
     assert torch.equal(torch.get_rng_state(), before)
     assert held.pixels.dtype == torch.uint8
-    for options in ({"seed": None}, {}, {"rank": 1, "ranks": 2}):
-        assert_same(batches(held, **options), batches(Pictures(split, 0), **options))
+    for options in ({"seed": None}, {}, {"rank": 1, "world_size": 2}):
+        assert_same(batches(held, **options), batches(ImageDataset(split, 0), **options))
     # Seen by another process, perhaps.
     assert [skipped.key for skipped in split.skipped()] == ["cat/3.png"]
 
@@ -84,7 +83,7 @@ def test_training_keeps_pictures_whole_up_to_the_canvas(folder):
     split = whole(folder, TRAIN, max_skipped=0.1)
     last = split.labels().index(1) - 1
     (folder / split.key(last)).write_bytes(b"broken")
-    held, read = PicturesOnDevice(split, 0, "cpu"), split.with_transform(None)
+    held, read = DeviceImageDataset(split, 0, "cpu"), split.with_transform(None)
     sizes = [read[position][0].size for position in range(len(split))]
     assert held.sizes.tolist() == [list(size) for size in sizes]
     # A dog stands in for the broken cat, and is called one.
@@ -93,7 +92,7 @@ def test_training_keeps_pictures_whole_up_to_the_canvas(folder):
     widest, tallest = held.sizes.clamp(max=2 * SIZE).max(0).values.tolist()
     assert held.pixels.shape[1:] == (tallest, 3, widest)
     # It had to grow on the way.
-    first = held.sizes[: on_device.TOGETHER].max(0).values
+    first = held.sizes[: device_images.READ_BATCH].max(0).values
     assert first[0] < widest and first[1] < tallest
     kept = 0
     for position, (width, height) in enumerate(sizes):
@@ -107,7 +106,7 @@ def test_training_keeps_pictures_whole_up_to_the_canvas(folder):
 
 def test_small_pictures_take_no_more_room_than_they_have(folder):
     split = Split(whole(folder, None).reader, range(2), transform=TRAIN)
-    held = PicturesOnDevice(split, 0, "cpu")
+    held = DeviceImageDataset(split, 0, "cpu")
     width, height = held.sizes.max(0).values.tolist()
     assert held.pixels.shape[1:] == (height, 3, width) and max(width, height) < 2 * SIZE
 
@@ -127,9 +126,9 @@ def test_crops_are_those_of_workers_in_the_pictures_own_geometry(tmp_path, width
         for number in range(10):
             gradient(width, height).save(tmp_path / name / f"{number}.png")
     split = whole(tmp_path, TRAIN)
-    held = PicturesOnDevice(split, 3, "cpu")
+    held = DeviceImageDataset(split, 3, "cpu")
     kept = torch.tensor([min(width, 2 * SIZE) / width, min(height, 2 * SIZE) / height])
-    boxes = held._boxes(0) / kept.repeat_interleave(2)
+    boxes = held._crops(0) / kept.repeat_interleave(2)
     assert torch.allclose(boxes, boxes.round(), atol=1e-3)
     picture = torch.from_numpy(np.array(gradient(width, height))).transpose(1, 2)
     batch = held[all_of(held)]
@@ -149,14 +148,14 @@ def test_crops_are_those_of_workers_in_the_pictures_own_geometry(tmp_path, width
 
 
 def test_a_crop_depends_on_seed_epoch_and_place_alone(folder):
-    held = PicturesOnDevice(whole(folder, TRAIN), 5, "cpu")
+    held = DeviceImageDataset(whole(folder, TRAIN), 5, "cpu")
     expected = batches(held)
     assert_same(batches(held, start=2), expected[2:])
     # From fresh memory, as another process has it, and in another order of epochs.
-    again = PicturesOnDevice(whole(folder, TRAIN), 5, "cpu", workers=1)
+    again = DeviceImageDataset(whole(folder, TRAIN), 5, "cpu", num_workers=1)
     again[all_of(again, epoch=1)]
     assert_same(batches(again), expected)
-    shares = [batches(held, rank=rank, ranks=2) for rank in range(2)]
+    shares = [batches(held, rank=rank, world_size=2) for rank in range(2)]
     for batch, one, other in zip(expected, *shares, strict=True):
         assert torch.equal(batch.inputs[::2], one.inputs)
         if len(batch.inputs) > 1:
@@ -165,40 +164,45 @@ def test_a_crop_depends_on_seed_epoch_and_place_alone(folder):
     first = held[all_of(held)].inputs
     assert not torch.equal(held[all_of(held, epoch=1)].inputs, first)
     assert torch.equal(held[all_of(held)].inputs, first)
-    other = PicturesOnDevice(whole(folder, TRAIN), 6, "cpu")
+    other = DeviceImageDataset(whole(folder, TRAIN), 6, "cpu")
     assert not torch.equal(other[all_of(other)].inputs, first)
 
 
 def test_it_has_no_workers(folder):
-    held = PicturesOnDevice(whole(folder, EVAL), 0, "cpu")
-    assert Loader(held, GlobalBatches(len(held), 4, seed=0), workers=1).num_workers == 0
+    held = DeviceImageDataset(whole(folder, EVAL), 0, "cpu")
+    assert (
+        ResumableDataLoader(
+            held, GlobalBatchSampler(len(held), 4, seed=0), num_workers=1
+        ).num_workers
+        == 0
+    )
 
 
 def run(folder: Path, **changes) -> Path:
-    ways = recipe(**{"epochs": 2, "rand_augment": None, "pictures_on_device": True, **changes})
+    ways = recipe(**{"epochs": 2, "rand_augment": None, "images_on_device": True, **changes})
     train(DATA, out=folder, model=model_config(), recipe=ways)
     return folder
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_resumes_to_the_same_bits(tmp_path, monkeypatch, accumulate):
-    never_cut = run(tmp_path / "whole", accumulate=accumulate)
+    never_cut = run(tmp_path / "whole", accumulate_grad_batches=accumulate)
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
         # After a checkpoint in the middle of the second epoch.
         cut_power(patch, Task, "training_step", 7 * accumulate)
         with pytest.raises(PowerCutError):
-            run(cut, accumulate=accumulate)
+            run(cut, accumulate_grad_batches=accumulate)
     assert (cut / "last.ckpt").exists()
-    with pytest.raises(ValueError, match="pictures_on_device was True and is False"):
-        train(out=cut, resume=True, settings={"pictures_on_device": False})
+    with pytest.raises(ValueError, match="images_on_device was True and is False"):
+        train(out=cut, resume=True, settings={"images_on_device": False})
     train(out=cut, resume=True)
     assert_same_run(never_cut, cut)
 
 
 def test_broken_pictures_are_listed_and_too_many_end_the_run(folder, tmp_path):
     (folder / "cat" / "3.png").write_bytes(b"broken")
-    ways = recipe(epochs=1, rand_augment=None, pictures_on_device=True, batch_size=4, workers=1)
+    ways = recipe(epochs=1, rand_augment=None, images_on_device=True, batch_size=4, num_workers=1)
     config = model_config(num_classes=2)
     ran = train(folder, out=tmp_path / "run", model=config, recipe=ways)
     assert (ran.folder / "skipped.txt").read_text().startswith("cat/3.png\t")
@@ -210,18 +214,16 @@ def test_broken_pictures_are_listed_and_too_many_end_the_run(folder, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(resident, "free_bytes", lambda device: 1000)
-    with pytest.raises(
-        ValueError, match=r"pictures_on_device = True .*90% of the 1000.0 bytes free"
-    ):
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match=r"images_on_device = True .*1000\.0 bytes"):
         run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("changes", [{"rand_augment": (2, 9)}, {"cache_views": 2}], ids=str)
 def test_what_workers_must_do_is_refused(changes):
-    ways = recipe(rand_augment=None, pictures_on_device=True)
-    with pytest.raises(ValueError, match="it needs rand_augment=None and cache_views=0"):
-        change(ways, **changes)
+    ways = recipe(rand_augment=None, images_on_device=True)
+    with pytest.raises(ValueError, match="rand_augment=None"):
+        ways.change(**changes)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -231,7 +233,7 @@ def test_a_gpu_makes_the_same_batches_without_being_waited_for(folder):
     gpu = torch.device("cuda", 0)
     for transform, levels in ((EVAL, 0), (TRAIN, 1)):
         split = whole(folder, transform)
-        here, there = (PicturesOnDevice(split, 0, device) for device in ("cpu", gpu))
+        here, there = (DeviceImageDataset(split, 0, device) for device in ("cpu", gpu))
         expected = batches(here)
         torch.cuda.set_sync_debug_mode("error")
         try:

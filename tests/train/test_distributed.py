@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from bcosvit.train import Machines
-from bcosvit.train.checkpoints import read
+from bcosvit.train.checkpoints import read_checkpoint
+from bcosvit.train.devices import Devices
 from tests.train.support import DATA, model_config, recipe, rows, train
 
 # Started again by Lightning for the second process, so it must be a file of its own.
 SCRIPT = """
 import sys
-from bcosvit.train import Machines, Stopped, train
+from bcosvit.train import Stopped, train
 from tests.train.support import DATA, model_config, recipe
 
-machines = Machines(devices=2, accelerator="cpu")
 try:
     train(
         DATA,
@@ -28,7 +27,8 @@ try:
         model=model_config(),
         recipe=recipe(**eval(sys.argv[2])),
         resume="--resume" in sys.argv,
-        machines=machines,
+        devices=2,
+        accelerator="cpu",
     )
 except Stopped as stopped:
     if str(stopped):
@@ -42,7 +42,7 @@ def start(folder: Path, changes: dict, *options: str) -> subprocess.Popen:
     script.write_text(SCRIPT)
     return subprocess.Popen(
         [sys.executable, script, folder, repr(changes), *options],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,7 +58,7 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
 def assert_close(one: Path, other: Path) -> None:
     for mine, theirs in zip(rows(one), rows(other), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
-    mine, theirs = read(one / "last.ckpt"), read(other / "last.ckpt")
+    mine, theirs = read_checkpoint(one / "last.ckpt"), read_checkpoint(other / "last.ckpt")
     for part in ("state_dict", "current_model_state"):
         for name, tensor in mine[part].items():
             # A softmax does not see what is added to all keys: the gradient of their bias is
@@ -105,18 +105,18 @@ def test_a_signal_to_one_process_stops_both_and_one_resumes(alone, tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     said = finish(process, 130)
-    assert "To go on: bcosvit train --resume" in said
+    assert "To continue: bcosvit train --resume" in said
     assert "--devices 2 --accelerator cpu" in said
-    step = read(folder / "last.ckpt")["global_step"]
+    step = read_checkpoint(folder / "last.ckpt")["global_step"]
     assert f"Stopped after step {step} of" in said
 
 
 def test_batches_that_cannot_be_shared_out_are_refused():
-    with pytest.raises(ValueError, match="give a multiple of 3 devices × 1 accumulated batches"):
-        Machines(devices=3).check(recipe())
+    with pytest.raises(ValueError, match="3 devices"):
+        Devices(devices=3).check(recipe())
 
 
 @pytest.mark.parametrize("changes", [{"clip": "adaptive", "ema": None}, {"clip": "none"}])
 def test_what_sharding_cannot_do_is_refused(changes):
-    with pytest.raises(ValueError, match="not possible with fsdp"):
-        Machines(devices=2, strategy="fsdp").check(recipe(**changes))
+    with pytest.raises(ValueError, match="fsdp"):
+        Devices(devices=2, strategy="fsdp").check(recipe(**changes))

@@ -20,9 +20,9 @@ from bcosvit import DenseNetConfig, ModelConfig, create_model
 from bcosvit.data.dataset import Split
 from bcosvit.data.images import ImageError, to_tensor
 from bcosvit.models import VisionTransformer
-from bcosvit.train import store
-from bcosvit.train.cache import FeatureCache, SplitViews, bytes_needed, view_of
-from bcosvit.train.data import mix
+from bcosvit.train import feature_cache
+from bcosvit.train.data import derive_seed
+from bcosvit.train.feature_cache import FeatureCache, SplitViews, bytes_needed, view_of
 
 DENSENET = DenseNetConfig(flavor="v1", growth=4, blocks=(1, 1, 1), stem_width=8, bottleneck=2)
 CONFIG = ModelConfig(
@@ -130,7 +130,7 @@ def test_a_finished_cache_is_opened_without_computing(tmp_path):
 
 def die_while_building(folder: Path, where: str) -> None:
     """Runs in a process of its own, and ends in the middle of its third batch."""
-    calls, put = Counter(), store._put
+    calls, put = Counter(), feature_cache._write_rows
 
     def deadly(path: Path, rows: np.ndarray, records: list[int]) -> None:
         calls[path.name] += 1
@@ -142,14 +142,14 @@ def die_while_building(folder: Path, where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         put(path, rows, records)
 
-    store._put = deadly
+    feature_cache._write_rows = deadly
     # As loaders' workers do: the threads of the parent process are not here.
     torch.set_num_threads(1)
     build(folder)
 
 
 # In the middle of a record, and between the records and their marks.
-@pytest.mark.parametrize("where", [store.FEATURES, store.DONE])
+@pytest.mark.parametrize("where", [feature_cache.FEATURES, feature_cache.DONE])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_killed_while_writing_it_resumes_to_the_same_bytes(tmp_path, where):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -157,7 +157,7 @@ def test_killed_while_writing_it_resumes_to_the_same_bytes(tmp_path, where):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    finished = store.Store(killed).done()
+    finished = feature_cache.CacheFolder(killed).done()
     assert finished.sum() == 8
     with pytest.raises(ValueError, match=r"only \d of 20 views"):
         FeatureCache(killed)
@@ -195,7 +195,7 @@ def test_a_cache_of_something_else_is_refused(tmp_path, change, named):
     before = contents(tmp_path)
     if named == "image size":
         change["source"] = Noise(size=(36, 36))
-    with pytest.raises(ValueError, match=rf"differs in .*{named}.*delete it, or give another"):
+    with pytest.raises(ValueError, match=rf"differs in .*{named}"):
         build(tmp_path, **change)
     assert contents(tmp_path) == before
 
@@ -215,7 +215,7 @@ def test_the_bound_holds(tmp_path):
     assert not (tmp_path / "none").exists()
     build(tmp_path / "fits", max_bytes=needed)
     held = sum(len(data) for data in contents(tmp_path / "fits").values())
-    assert needed - store.META_BYTES < held <= needed
+    assert needed - feature_cache.META_BYTES < held <= needed
 
 
 def test_what_cannot_be_cached_is_said(tmp_path):
@@ -228,7 +228,7 @@ def test_what_cannot_be_cached_is_said(tmp_path):
         build(tmp_path, source=Noise(size=(16, 16)))
     dice = Noise()
     dice.sample = lambda index, view: (torch.rand(3, 32, 32), 0)
-    with pytest.raises(ValueError, match="another picture each time"):
+    with pytest.raises(ValueError, match="same view"):
         build(tmp_path, source=dice)
 
 
@@ -247,7 +247,7 @@ def test_keys_and_epochs(tmp_path):
 
 
 def test_workers_read_and_build_the_same(tmp_path):
-    cache, by_workers = build(tmp_path / "a"), build(tmp_path / "b", workers=2)
+    cache, by_workers = build(tmp_path / "a"), build(tmp_path / "b", num_workers=2)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert len(pickle.dumps(cache)) < 1000
     cache[0, 0]
@@ -297,7 +297,7 @@ def test_views_of_a_split_are_those_of_the_run_and_bring_their_labels(tmp_path):
     state = torch.get_rng_state()
     for view, index in [(0, 1), (2, 1), (1, 4)]:
         # As the data module draws sample `index` of epoch `view`.
-        expected, label, _ = split[index, mix(3, view, index)]
+        expected, label, _ = split[index, derive_seed(3, view, index)]
         image, found = source.sample(index, view)
         assert torch.equal(image, expected) and found == label == index
     assert torch.equal(torch.get_rng_state(), state)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bcosvit.train import store
-from bcosvit.train.store import Layout, Store, check_room
+from bcosvit.train import feature_cache
+from bcosvit.train.feature_cache import CacheFolder, Layout, check_space
 
 LAYOUT = Layout(images=4, views=2, shape=(3, 5, 7))
 RECORDS = list(range(8))
 
 
-def filled(folder: Path, features: torch.Tensor) -> Store:
-    kept = Store.at(folder, LAYOUT, {"backbone": "a"})
+def filled(folder: Path, features: torch.Tensor) -> CacheFolder:
+    kept = CacheFolder.create(folder, LAYOUT, {"backbone": "a"})
     kept.write(RECORDS[:5], RECORDS[:5], features[:5])
     kept.write(RECORDS[5:], RECORDS[5:], features[5:])
     return kept
@@ -55,45 +55,45 @@ def test_zeros_are_kept_and_what_is_not_finite_is_refused(tmp_path, features):
     assert not kept.read(1, 1)[0].any()
     for bad in (float("nan"), float("inf")):
         features[3, 0, 0, 1] = bad
-        with pytest.raises(ValueError, match="image 1, view 1 are not finite; check its weights"):
+        with pytest.raises(ValueError, match=r"image 1, view 1.*not finite"):
             filled(tmp_path / "bad", features)
-    assert not Store(tmp_path / "bad").done().any()
+    assert not CacheFolder(tmp_path / "bad").done().any()
 
 
 def test_a_store_of_something_else_is_refused_and_named(tmp_path, features):
     filled(tmp_path, features)
-    assert Store.at(tmp_path, LAYOUT, {"backbone": "a"}).done().all()
-    with pytest.raises(ValueError, match=r"\(it differs in backbone\); delete it, or give"):
-        Store.at(tmp_path, LAYOUT, {"backbone": "b"})
-    with pytest.raises(ValueError, match=r"\(it differs in views\)"):
-        Store.at(tmp_path, Layout(images=4, views=3, shape=(3, 5, 7)), {"backbone": "a"})
+    assert CacheFolder.create(tmp_path, LAYOUT, {"backbone": "a"}).done().all()
+    with pytest.raises(ValueError, match="differs in backbone"):
+        CacheFolder.create(tmp_path, LAYOUT, {"backbone": "b"})
+    with pytest.raises(ValueError, match="differs in views"):
+        CacheFolder.create(tmp_path, Layout(images=4, views=3, shape=(3, 5, 7)), {"backbone": "a"})
 
 
 def test_without_its_description_nothing_is_trusted(tmp_path, features):
     filled(tmp_path, features)
-    (tmp_path / store.META).unlink()
+    (tmp_path / feature_cache.META).unlink()
     with pytest.raises(ValueError, match="no feature cache"):
-        Store(tmp_path)
-    assert not Store.at(tmp_path, LAYOUT, {"backbone": "a"}).done().any()
+        CacheFolder(tmp_path)
+    assert not CacheFolder.create(tmp_path, LAYOUT, {"backbone": "a"}).done().any()
 
 
 def test_damaged_files_are_refused(tmp_path, features):
     kept = filled(tmp_path, features)
-    for name in (store.FEATURES, store.DONE):
+    for name in (feature_cache.FEATURES, feature_cache.DONE):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:-1])
         with pytest.raises(ValueError, match="damaged"):
             kept.done()
         (tmp_path / name).write_bytes(whole)
-    meta = (tmp_path / store.META).read_text()
+    meta = (tmp_path / feature_cache.META).read_text()
     for broken in (meta[:-5], "{}", "[]", meta.replace('"format": 1', '"format": 9')):
-        (tmp_path / store.META).write_text(broken)
-        with pytest.raises(ValueError, match=r"cannot be read \(.*\); delete"):
-            Store(tmp_path)
+        (tmp_path / feature_cache.META).write_text(broken)
+        with pytest.raises(ValueError, match="cannot be read"):
+            CacheFolder(tmp_path)
 
 
 def test_a_full_disk_loses_nothing(tmp_path, features, monkeypatch):
-    kept = Store.at(tmp_path, LAYOUT, {})
+    kept = CacheFolder.create(tmp_path, LAYOUT, {})
     kept.write([0], [0], features[:1])
 
     def full(handle: int) -> None:
@@ -101,29 +101,29 @@ def test_a_full_disk_loses_nothing(tmp_path, features, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="the disk is full; what is finished stays"):
+        with pytest.raises(OSError, match="disk is full"):
             kept.write([1], [0], features[1:2])
     assert kept.done().tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_the_bound_is_exact_and_says_what_fits(tmp_path, features):
     with pytest.raises(ValueError, match=f"needs {LAYOUT.bytes} bytes") as caught:
-        check_room(tmp_path, LAYOUT, LAYOUT.bytes - 1)
-    fit = re.search(r"(\d+) views of every image or (\d+) images fit", str(caught.value))
+        check_space(tmp_path, LAYOUT, LAYOUT.bytes - 1)
+    fit = re.search(r"(\d+) views of every image or (\d+) images", str(caught.value))
     assert (fit[1], fit[2]) == ("1", "3")
     assert f"max_bytes = {LAYOUT.bytes - 1}" in str(caught.value)
-    check_room(tmp_path, LAYOUT, LAYOUT.bytes)
+    check_space(tmp_path, LAYOUT, LAYOUT.bytes)
     filled(tmp_path, features)
     held = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert LAYOUT.bytes - store.META_BYTES < held <= LAYOUT.bytes
+    assert LAYOUT.bytes - feature_cache.META_BYTES < held <= LAYOUT.bytes
 
 
 def test_a_disk_without_room_is_refused_unless_the_bytes_are_there(tmp_path, features, monkeypatch):
     usage = type("Usage", (), {"free": 1500})
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda path: usage)
     missing = Layout(images=40, views=2, shape=(3, 5, 7))
-    with pytest.raises(ValueError, match=r"disk has 1\.5 KiB left; make room"):
-        check_room(tmp_path / "not" / "there", missing, 10**9)
+    with pytest.raises(ValueError, match=r"1\.5 KiB left"):
+        check_space(tmp_path / "not" / "there", missing, 10**9)
     assert not (tmp_path / "not").exists()
 
 
