@@ -1,15 +1,26 @@
 """Names, options, configs: what can be made, and what is refused."""
 
+import dataclasses
 import json
 import math
 
 import pytest
 import torch
 
-from bcosvit import ModelConfig, StemConfig, create_model, list_models, resize_prior
-from bcosvit.models import DenseNetConfig, model_config
-from bcosvit.models.registry import from_dict, to_dict
-from bcosvit.nn import BatchNormUncentered2d, BcosConv2d, BcosLinear
+from bcosvit import (
+    ModelConfig,
+    StemConfig,
+    create_model,
+    explain,
+    list_models,
+    load,
+    resize_prior,
+)
+from bcosvit.models import Classifier, Config, DenseNetConfig, model_config, register_model
+from bcosvit.models.base import LogitLayer
+from bcosvit.models.registry import KINDS, from_dict, to_dict
+from bcosvit.models.summary import summarize
+from bcosvit.nn import BatchNormUncentered2d, BcosConv2d, BcosEncoding, BcosLinear
 from tests.conftest import randomize, small_config, tiny_config
 
 
@@ -33,7 +44,7 @@ def test_every_name_predicts(name):
 )
 @pytest.mark.parametrize("family", ["bcos_vit", "vit"])
 def test_taps(family, depth, channels, side, kernel):
-    """SPEC 2.3 and 2.4: the named number of convolutions, 196 tokens."""
+    """The named number of convolutions, and 196 tokens (the paper's Sec. C.1)."""
     with torch.device("meta"):
         model = create_model(f"{family}_ti_{depth}")
     backbone = model.tokenizer.backbone
@@ -50,7 +61,7 @@ def test_taps(family, depth, channels, side, kernel):
 @pytest.mark.parametrize(("size", "f", "width"), [("ti", 15, 192), ("s", 20, 384), ("b", 25, 768)])
 @pytest.mark.parametrize(("position", "factor"), [("mul", 10), ("add", 1), ("none", 1), ("emb", 1)])
 def test_scales(size, f, width, position, factor):
-    """SPEC 1.4, 3.5."""
+    """γ = f/√c, the logit scale and bias (the paper's Sec. C.1)."""
     with torch.device("meta"):
         model = create_model(f"bcos_vit_{size}_38", position=position)
     f = f * factor
@@ -225,3 +236,80 @@ def test_default_logit_bias_of_v2():
     assert DenseNetConfig(flavor="v2", num_classes=11).logit_bias == pytest.approx(-math.log(10))
     assert DenseNetConfig(flavor="v2", num_classes=1).logit_bias == 0
     assert DenseNetConfig(flavor="v2", logit_bias=0.0).logit_bias == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutsideConfig(Config):
+    """As a package of somebody else's would have it."""
+
+    width: int = 4
+    logit_scale: float = 1.0
+    logit_bias: float = 0.0
+    family = "bcos"
+    noun = "outside network"
+
+
+class OutsideNet(Classifier[OutsideConfig]):
+    def __init__(self, config: OutsideConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoding = BcosEncoding()
+        self.body = BcosConv2d(6, config.width, 3, padding=1)
+        self.head = BcosConv2d(config.width, config.num_classes, 1)
+        self.logit = LogitLayer(config.logit_scale, config.logit_bias)
+
+    def from_encoded(self, encoded: torch.Tensor) -> torch.Tensor:
+        return self.logit(self.head(self.body(encoded)).mean((2, 3)))
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    for attribute in ("_items", "_origins"):
+        monkeypatch.setattr(KINDS, attribute, dict(getattr(KINDS, attribute)))
+    variants = {"outside_net": {}, "outside_net_wide": {"width": 8}}
+    return register_model("outside", OutsideConfig, variants)(OutsideNet)
+
+
+def test_a_kind_from_outside(outside, tmp_path):
+    assert outside is OutsideNet
+    assert {"outside_net", "outside_net_wide"} <= set(list_models())
+    model = create_model("outside_net_wide", num_classes=3)
+    assert isinstance(model, OutsideNet)
+    assert model.config == OutsideConfig(width=8, num_classes=3)
+    assert model.config.describe() == "B-cos outside network, 3 classes, 224×224 pixels"
+    assert to_dict(model.config)["kind"] == "outside"
+    model.save_pretrained(tmp_path)
+    assert "B-cos outside network" in (tmp_path / "README.md").read_text("utf-8")
+    twin, images = load(tmp_path), torch.rand(2, 3, 8, 8)
+    assert torch.equal(twin(images), model(images))
+    found = explain(twin, images, "all")
+    assert (found.completeness_error() < 1e-4).all()
+    assert summarize(model.config).parts[-1].name == "head"
+    model.reset_classifier(7)
+    assert model(images).shape == (2, 7)
+    with pytest.raises(ValueError, match="outside_net has no option 'depth'"):
+        create_model("outside_net", depth=3)
+    with pytest.raises(ValueError, match="did you mean 'outside_net'"):
+        create_model("outside-net")
+
+
+def test_a_taken_kind_is_refused(outside):
+    with pytest.raises(ValueError, match="'vit' already"):
+        register_model("vit", OutsideConfig)(OutsideNet)
+
+
+def test_a_config_that_nobody_registered():
+    with pytest.raises(ValueError, match="OutsideConfig is the config of no registered kind"):
+        create_model(OutsideConfig())
+    with pytest.raises(ValueError, match="no kind of model 'outside'"):
+        from_dict({"kind": "outside"})
+
+
+def test_a_bias_follows_the_number_of_classes():
+    dense = DenseNetConfig(flavor="v2", num_classes=2)
+    assert dense.replace(num_classes=11).logit_bias == pytest.approx(-math.log(10))
+    assert dense.replace(num_classes=11, logit_bias=0.5).logit_bias == 0.5
+    chosen = DenseNetConfig(flavor="v2", num_classes=2, logit_bias=-3.0)
+    assert chosen.replace(num_classes=11).logit_bias == -3.0
+    with pytest.raises(ValueError, match="no option 'heads'"):
+        dense.replace(heads=3)

@@ -1,5 +1,6 @@
 """Weights on disk: ours with their config, the authors' by their own key names."""
 
+import json
 import os
 import pickle
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from bcosvit import create_model, explain, load, load_backbone, save
 from bcosvit.models import DenseNetConfig
+from bcosvit.models.registry import to_dict
 from bcosvit.models.weights import CONFIG_KEY, load_state, published_state, read_metadata
 from tests.conftest import randomize, small_config, tiny_config
 
@@ -184,3 +186,26 @@ def test_conventional_backbone_takes_torchvisions_names(tmp_path):
 def test_safetensors_hold_plain_names(tmp_path):
     save(create_model(small_config()), tmp_path / "m.safetensors")
     assert "blocks.0.attention.value.weight" in load_file(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("config", [small_config(), tiny_config(flavor="v2"), DENSE])
+def test_files_of_version_0_1_load(tmp_path, config):
+    model = randomize(create_model(config)).eval()
+    state = {
+        key.replace("tokenizer.", "tokeniser."): tensor
+        for key, tensor in model.state_dict().items()
+    }
+    text = json.dumps(to_dict(config)).replace("num_heads", "heads").replace("flavor", "flavour")
+    path = tmp_path / "old.safetensors"
+    save_file(state, path, metadata={CONFIG_KEY: text})
+    images = torch.rand(1, 3, *(32, 32) if config is DENSE else config.image_size)
+    old = load(path)
+    assert old.config == config
+    assert torch.equal(old(images), model(images))
+    # Also as somebody would do it by hand, and as training starts from weights.
+    again = create_model(config).eval()
+    again.load_state_dict(state)
+    assert torch.equal(again(images), model(images))
+    fresh = create_model(config).eval()
+    load_state(fresh, load_file(path))
+    assert torch.equal(fresh(images), model(images))

@@ -17,10 +17,16 @@ AttentionKind = Literal["shifted", "standard"]
 
 
 class Attention(DynamicModule):
-    """U [A_h · V_h(·)]_h with A from LayerNorm(P) (the paper's Eq. 12–14).
+    """Multi-head attention U [A_h · V_h(P)]_h (the paper's Eq. 12 to 14).
 
-    ``shifted``: the LayerNorm acts on queries and keys alone; V and U are the B-cos transforms
-    handed in. ``standard``: LayerNorm before q, k and v; V and U are linear with biases.
+    Args:
+        width: d.
+        num_heads: h.
+        kind: ``"shifted"`` applies the LayerNorm to queries and keys alone; ``"standard"`` applies
+            it to values as well, as ViTs usually do.
+        prior: The prior over pairs of tokens.
+        value: V, a B-cos transform or a linear layer.
+        project: U, likewise.
     """
 
     tape: list[Tensor] | None = None

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 WARM_UP = 3
-"""Passes before one is recorded, in which kernels are compiled and libraries make their choices."""
+"""Passes before the capture, in which kernels are compiled and libraries choose algorithms."""
 
 
 class _Key(NamedTuple):
-    """What a recording holds for; all else runs as it would without."""
+    """What a graph is valid for; anything else runs without one."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -24,26 +24,30 @@ class _Key(NamedTuple):
 
 
 class CUDAGraphRunner:
-    """``run`` as recorded at the first call; ``run`` is ``module`` itself, or a part of it.
+    """A module, or a part of one, that is captured as a CUDA graph in its first call.
 
-    There are up to three recordings: of a training step's forward and backward pass, and of
+    There are up to three graphs: of the forward and backward pass of a training step, and of
     inference in either mode of the module. Each is for batches like the first one; a batch of
     another shape (the last of an epoch), or one that is itself differentiated (an explanation), is
-    computed as ever. Parameters and buffers are read where they lie, so training goes on between
-    replays; a module that gets *other* tensors (``module.to``) needs a new ``CUDAGraphRunner``.
+    computed without a graph. Parameters and buffers are read where they lie, so training goes on
+    between replays; a module that gets *other* tensors (``module.to``) needs a new runner.
 
-    What a training replay returns is overwritten by the next one, and its gradients belong to one
-    backward pass: add none up over several batches.
+    What a training step returns is overwritten by the next one, and its gradients belong to one
+    backward pass, so they cannot be accumulated over several batches.
+
+    Args:
+        module: The module whose parameters are used.
+        run: The function to capture; by default the module itself.
     """
 
     def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor] | None = None) -> None:
         self.module, self.run = module, run or module
-        self._recorded: dict[tuple[bool, bool], tuple[_Key, Callable[[Tensor], Tensor]]] = {}
+        self._graphs: dict[tuple[bool, bool], tuple[_Key, Callable[[Tensor], Tensor]]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
             raise ValueError(
-                f"Kernels are recorded on CUDA devices alone, and the batch is on {x.device}: "
+                f"CUDA graphs exist on CUDA devices alone, and the batch is on {x.device}: "
                 f"call the module itself."
             )
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters())
@@ -52,16 +56,16 @@ class CUDAGraphRunner:
         kind = (learns, self.module.training)
         narrow = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = _Key(x.shape, x.dtype, x.device, narrow)
-        if kind not in self._recorded:
-            # Autocast's cache would hand the recording weights that were cast before it began.
+        if kind not in self._graphs:
+            # Autocast's cache would hand the graph weights that were cast before the capture.
             with torch.autocast("cuda", narrow, enabled=narrow is not None, cache_enabled=False):
-                record = self._record_step if learns else self._record_pass
-                self._recorded[kind] = key, record(x)
-        recorded, replay = self._recorded[kind]
-        return replay(x) if key == recorded else self.run(x)
+                capture = self._capture_step if learns else self._capture_pass
+                self._graphs[kind] = key, capture(x)
+        captured, replay = self._graphs[kind]
+        return replay(x) if key == captured else self.run(x)
 
-    def _record_step(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        # Parameters' gradients are added up by nodes that the recording has made, on a stream of
+    def _capture_step(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        # Parameters' gradients are added up by nodes that the capture has made, on a stream of
         # its own. Autograd waits for it where it must, and would warn that it does.
         hush = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
         if hush is not None:
@@ -77,7 +81,7 @@ class CUDAGraphRunner:
                 buffer.copy_(before)
         return step
 
-    def _record_pass(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+    def _capture_pass(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         place = x.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -101,7 +105,7 @@ class CUDAGraphRunner:
 def with_cuda_graphs(
     module: nn.Module, run: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """``run`` recorded where ``module`` is on a CUDA device, and as it is elsewhere."""
+    """``run`` with CUDA graphs where ``module`` is on a CUDA device, and as it is elsewhere."""
     on_gpu = any(tensor.is_cuda for tensor in module.parameters())
     return CUDAGraphRunner(module, run) if on_gpu else run
 

@@ -1,6 +1,6 @@
-"""From RGB in [0, 1] to what a model computes on: the first module of every model.
+"""The first module of every model: from RGB in [0, 1] to what the model computes on.
 
-It is also where bad pictures are refused, once, for every way into a model.
+It also refuses images that are no such thing, once for every way into a model.
 """
 
 import torch
@@ -10,9 +10,9 @@ from bcosvit.nn.views import DynamicModule
 
 
 class Encoding(DynamicModule):
-    """Checks pictures, then encodes them; ``channels`` is the width of what comes out.
+    """The base class of encodings, which check images and then encode them.
 
-    Explanations are about what comes out: the encoded image is the x of W(x)·x.
+    ``channels`` is the number of channels of an encoded image, which is the x of W(x)·x.
     """
 
     channels: int
@@ -22,14 +22,19 @@ class Encoding(DynamicModule):
         return self.encode(images)
 
     def encode(self, images: Tensor) -> Tensor:
+        """Encodes images [B, 3, H, W] without checking them."""
         raise NotImplementedError
 
 
 class BcosEncoding(Encoding):
-    """[r, g, b, 1−r, 1−g, 1−b]: a pixel's color is the *direction* of its vector (SPEC 2.1).
+    """Encodes a pixel as [r, g, b, 1−r, 1−g, 1−b] (the paper's Sec. C.1).
 
-    Weights that align with the input can then be read as colors, and black is as long a vector as
-    white, so dark objects can contribute too.
+    The *direction* of this vector determines the color, so weights that align with the input can be
+    shown in color. Black is as long a vector as white, so dark objects can contribute too.
+
+    Example:
+        >>> BcosEncoding()(torch.ones(1, 3, 1, 1)).flatten()
+        tensor([1., 1., 1., 0., 0., 0.])
     """
 
     channels = 6
@@ -39,7 +44,7 @@ class BcosEncoding(Encoding):
 
 
 class ImageNetEncoding(Encoding):
-    """Centered and scaled by ImageNet's statistics, as conventional backbones expect."""
+    """Subtracts the mean of ImageNet's pixels and divides by their standard deviation."""
 
     channels = 3
     mean: Tensor
@@ -56,7 +61,7 @@ class ImageNetEncoding(Encoding):
 
 
 def check_images(images: Tensor) -> None:
-    """Raises ``ValueError`` unless ``images`` is a batch of RGB pictures in [0, 1]."""
+    """Raises ``ValueError`` unless ``images`` is a batch of RGB images in [0, 1]."""
     if not isinstance(images, Tensor):
         raise ValueError(f"Images must be a tensor [B, 3, H, W], not {type(images).__name__}.")
     if images.ndim != 4 or images.shape[1] != 3:

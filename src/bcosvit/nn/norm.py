@@ -1,4 +1,4 @@
-"""Normalization layers that can be frozen: their scale becomes part of W(x) (SPEC 1.5)."""
+"""Normalization and pooling; in a frozen view the scale of a norm is part of W(x)."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,11 @@ from bcosvit.ops.dispatch import wide
 
 @twin_of(nn.LayerNorm)
 class LayerNorm(DynamicModule, nn.LayerNorm):
-    """Frozen, the scale is constant, subtracting the mean stays linear, the bias is a constant."""
+    """``nn.LayerNorm`` for frozen views.
+
+    There its scale is part of W(x), subtracting the mean stays linear, and the bias counts towards
+    the residual.
+    """
 
     def standardize(self, x: Tensor) -> Tensor:
         """The ordinary LayerNorm, for an ``x`` that no gradient is asked for in a frozen view."""
@@ -32,10 +36,20 @@ class LayerNorm(DynamicModule, nn.LayerNorm):
 
 
 class BatchNormUncentered2d(DynamicModule, nn.BatchNorm2d):
-    """Divides by the standard deviation without subtracting the mean, so it stays linear.
+    """Batch norm that divides by the standard deviation and subtracts no mean, so it stays linear.
 
-    State as in ``nn.BatchNorm2d`` without a bias, like the later public B-cos models'; the mean
-    is tracked in name only.
+    Its state is that of ``nn.BatchNorm2d`` without a bias, as in the authors' package; the running
+    mean never changes.
+
+    Args:
+        num_features: Channels.
+        eps: Added to the variance.
+        momentum: The weight of a batch in the running variance.
+
+    Example:
+        >>> norm = BatchNormUncentered2d(4).eval()
+        >>> norm(torch.zeros(1, 4, 2, 2)).abs().sum()
+        tensor(0., grad_fn=<SumBackward0>)
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -57,7 +71,7 @@ class BatchNormUncentered2d(DynamicModule, nn.BatchNorm2d):
 
 @twin_of(nn.AvgPool2d)
 class AvgPool2d(DynamicModule, nn.AvgPool2d):
-    """torch's, kept away from one of its CUDA kernels.
+    """``nn.AvgPool2d`` without one of its CUDA kernels, whose gradient is wrong.
 
     Where windows overlap and channels lie last in memory, torch 2.11 returns a wrong gradient (at
     3×3 windows and stride 2 by as much as the gradient itself), so that contributions through a

@@ -1,4 +1,4 @@
-"""Where positional information lives: attention priors and the additive embedding (SPEC 3.3)."""
+"""Positional information: attention priors and the additive embedding (the paper's Sec. 3.5)."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,14 @@ Grid = tuple[int, int]
 
 
 class AttentionPrior(DynamicModule):
-    """B [h, t, t]: how much a query position reads a key position before any content is seen."""
+    """The prior B [h, t, t]: how much one position reads another before any content is seen.
+
+    Args:
+        kind: ``"add"`` or ``"mul"``, as in :func:`bcosvit.ops.attention_matrix`; ``"none"`` has no
+            parameter.
+        num_heads: h.
+        tokens: t.
+    """
 
     logits: nn.Parameter | None
 
@@ -29,7 +36,12 @@ class AttentionPrior(DynamicModule):
 
 
 class PositionalEmbedding(DynamicModule):
-    """E [1, t, d] added to the tokens; in an explanation its share is the residual."""
+    """E [1, t, d], which is added to the tokens; in an explanation its share is the residual.
+
+    Args:
+        tokens: t.
+        width: d.
+    """
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Frozen views: how one model both predicts and explains.
+"""Views of a model: frozen ones for explanations, prepared ones for inference.
 
 Every layer of a B-cos network computes W(x)·x with a matrix that depends on x. Reading that
 matrix off by differentiation needs W(x) held constant. Instead of switching a flag on the model
@@ -9,7 +9,7 @@ layer. The model itself is never touched, so there is nothing to restore.
 A frozen view is affine in its input: logits = W·x + Σ constants. The constants' share (positional
 embedding, biases) is found the same way as W: each constant enters through ``offset``, which a
 view can multiply by a per-sample ``probe`` of ones; the gradient of a logit with respect to the
-probe is the residual (SPEC 4.4).
+probe is the residual.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,19 @@ D = TypeVar("D", bound="DynamicModule")
 
 
 class DynamicModule(nn.Module):
-    """A layer that is linear in its input once what it computes *from* the input is frozen."""
+    """The base class of layers that are linear once what they compute *from* the input is constant.
+
+    A subclass passes what belongs to W(x) through :meth:`constant`, and what it adds through
+    :meth:`offset`.
+
+    Example:
+        >>> class Gate(DynamicModule):
+        ...     def forward(self, x):
+        ...         return self.constant(x.sigmoid()) * x
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> torch.autograd.grad(frozen_view(Gate())(x), x)[0] == x.sigmoid()
+        tensor([True])
+    """
 
     frozen: bool = False
     """Whether this object belongs to a frozen view. Never set on a model by hand."""
@@ -60,7 +72,14 @@ _TWINS: dict[type[nn.Module], type[DynamicModule]] = {}
 
 
 def twin_of(torch_layer: type[nn.Module]) -> Callable[[type[D]], type[D]]:
-    """Class decorator: in a frozen view the decorated class stands in for ``torch_layer``."""
+    """Returns a class decorator for the class that replaces a layer of PyTorch in frozen views.
+
+    Args:
+        torch_layer: The class that is replaced; only its exact type is, not subclasses.
+
+    Returns:
+        The decorator. The decorated class has the same attributes and state as ``torch_layer``.
+    """
 
     def register(ours: type[D]) -> type[D]:
         _TWINS[torch_layer] = ours
@@ -73,17 +92,51 @@ Mark = Callable[[nn.Module], dict[str, Any]]
 
 
 def view(model: M, *, mark: Mark | None = None, with_parameter_grad: bool = True) -> M:
-    """A copy of ``model``'s module objects that shares its tensors; setting things on it is free.
+    """Copies the module objects of a model, which share its tensors.
 
-    ``mark`` gives the attributes to set on each module's copy. ``with_parameter_grad=False`` cuts
-    the parameters off autograd, so that no activations are kept for weight gradients that nobody
-    asks for.
+    Whatever is set on the copy leaves the model as it is.
+
+    Args:
+        model: The model; wrappers such as that of ``torch.compile`` are left out.
+        mark: Returns the attributes to set on the copy of each module.
+        with_parameter_grad: False cuts the parameters off autograd, so that no activations are
+            stored for gradients of weights that nobody needs.
+
+    Returns:
+        The copy.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> copy = view(model).eval()
+        >>> model.training, copy.weight is model.weight
+        (True, True)
     """
     return _copy(unwrapped(model), mark or (lambda module: {}), with_parameter_grad, {})
 
 
 def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: bool = True) -> M:
-    """A view of ``model`` whose gradient with respect to its input is W(x)."""
+    """Makes a view of a model whose gradient with respect to its input is W(x).
+
+    Args:
+        model: The model, which stays as it is.
+        probe: Ones [batch], a factor on every additive constant; the gradient of a logit with
+            respect to it is the residual.
+        with_parameter_grad: As for :func:`view`.
+
+    Returns:
+        The view.
+
+    Raises:
+        ValueError: A module is not dynamic linear, so that there is no W(x).
+
+    Example:
+        >>> import bcosvit
+        >>> model = bcosvit.nn.BcosLinear(3, 1)
+        >>> x = torch.rand(3, requires_grad=True)
+        >>> y = frozen_view(model)(x)
+        >>> torch.allclose(torch.autograd.grad(y, x)[0] @ x, y)
+        True
+    """
     for name, child in unwrapped(model).named_modules():
         if not _may_be_frozen(child):
             raise ValueError(
@@ -99,10 +152,21 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
 
 
 def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:
-    """A view for predicting and explaining whose B-cos weights have unit rows already.
+    """Makes a view for inference whose B-cos weights are normalized once, not in every call.
 
-    A snapshot: training ``model`` further does not change it. With ``dtype`` the rows are stored
-    narrower, as autocast to that dtype would compute with them; the model itself stays as it is.
+    Args:
+        model: The model, which stays as it is; training it further does not change the view.
+        dtype: What the normalized weights are stored as, e.g. the dtype of autocast.
+
+    Returns:
+        The view, in evaluation mode; it predicts and explains as the model does.
+
+    Example:
+        >>> import bcosvit
+        >>> model = bcosvit.nn.BcosLinear(3, 2)
+        >>> x = torch.rand(3)
+        >>> torch.equal(prepared_view(model)(x), model(x))
+        True
     """
     snapshot = view(model, with_parameter_grad=False)
     with torch.no_grad():
@@ -114,7 +178,14 @@ def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:
 
 @contextmanager
 def explaining(model: M) -> Iterator[M]:
-    """``with explaining(model) as view``: sugar on ``frozen_view``; ``model`` stays as it is."""
+    """Yields a frozen view of a model, for use as ``with explaining(model) as view``.
+
+    Args:
+        model: The model, which stays as it is.
+
+    Yields:
+        What :func:`frozen_view` returns.
+    """
     yield frozen_view(model)
 
 
