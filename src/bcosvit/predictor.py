@@ -44,7 +44,7 @@ def confidence(model: AnyModel, logits: Tensor) -> Tensor:
         Probabilities [..., K] in float64.
     """
     logits = logits.double()
-    return logits.sigmoid() if model.config.family == "bcos" else logits.softmax(-1)
+    return logits.sigmoid() if model.config.activation == "sigmoid" else logits.softmax(-1)
 
 
 def log_odds(model: AnyModel, logits: Tensor, labels: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def log_odds(model: AnyModel, logits: Tensor, labels: Tensor) -> Tensor:
     """
     logits, labels = logits.double(), labels.unsqueeze(1)
     own = logits.gather(1, labels).squeeze(1)
-    if model.config.family == "bcos":
+    if model.config.activation == "sigmoid":
         return own
     return own - logits.scatter(1, labels, -torch.inf).logsumexp(1)
 

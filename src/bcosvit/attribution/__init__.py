@@ -30,6 +30,9 @@ from bcosvit.attribution.attention import FinalAttention, GradCam, GradSam, Roll
 from bcosvit.attribution.lrp import CheferLRP, PartialLRP
 
 # isort: split
+from bcosvit.attribution.exact_linear import ExactLinear
+
+# isort: split
 from bcosvit.attribution.sampling import Occlusion, RandomMap, SmoothGrad
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "Attribution",
     "CheferLRP",
     "CompiledInherent",
+    "ExactLinear",
     "Explainer",
     "FinalAttention",
     "GradCam",

@@ -10,17 +10,19 @@ B-cosification (Arya et al., NeurIPS 2024) then turns the copy into a B-cos netw
 `BcosifySchedule` lets the constants fade and raises B.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bcosvit.models.base import Classifier, LogitLayer
+from bcosvit.models.config import Activation, Config, Family
 from bcosvit.models.linearity import (
     MOVES,
     Analysis,
@@ -32,8 +34,16 @@ from bcosvit.models.linearity import (
     inputs,
 )
 from bcosvit.models.network import Network, Program, Variable, encode
+from bcosvit.models.registry import register_model
 from bcosvit.models.tracing import Recording, Ref, Step, record
-from bcosvit.nn.bcosified import ConvertedBatchNorm, ConvertedStem, Normalize
+from bcosvit.nn.bcosified import (
+    Container,
+    ConvertedBatchNorm,
+    ConvertedConv,
+    ConvertedLinear,
+    ConvertedStem,
+    Normalize,
+)
 from bcosvit.nn.encoding import BcosEncoding
 from bcosvit.nn.linear import check_bcos
 from bcosvit.nn.views import unwrapped
@@ -43,14 +53,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BcosifiedConfig:
+class BcosifiedConfig(Config):
     """A converted model: its network as data, which is all that is needed to build it again."""
+
+    noun: ClassVar[str] = "converted network"
 
     source: str
     """The class of the original."""
     program: dict[str, Any]
     """The network's layers and instructions."""
-    num_classes: int
     image_size: tuple[int, int] = (224, 224)
     """Height and width that it was converted with."""
     any_size: bool = True
@@ -59,18 +70,25 @@ class BcosifiedConfig:
     """Whether its layers are B-cos transforms."""
     head: str = ""
     """The path of the last layer with weights."""
-    logit_scale: float = 1.0
-    logit_bias: float = 0.0
-
-    @property
-    def family(self) -> str:
-        return "bcos"
+    activation: Activation = "softmax"
+    """What makes probabilities of logits: that of the original, or that of training since."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", tuple(self.image_size))
+        object.__setattr__(self, "logit_scale", self.logit_scale or 1.0)
+        object.__setattr__(self, "logit_bias", self.logit_bias or 0.0)
+
+    @property
+    def family(self) -> Family:
+        return "bcos"
+
+    @property
+    def title(self) -> str:
+        return f"{self.source.rsplit('.', 1)[-1]}, converted to explain itself"
 
 
-class Bcosified(Classifier[BcosifiedConfig]):  # type: ignore[type-var]
+@register_model("bcosified", BcosifiedConfig)
+class Bcosified(Classifier[BcosifiedConfig]):
     """A converted model: logits = W(x)·x + residual + bias, exactly.
 
     ``fade`` (λ) and ``b`` are tensors; change them with `BcosifySchedule` or ``fill_``.
@@ -105,8 +123,34 @@ class Bcosified(Classifier[BcosifiedConfig]):  # type: ignore[type-var]
             )
         return self.logit(self.network(encoded))
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.network.features(self.encoding(images))
+
     def get_classifier(self) -> nn.Module:
         return self.network.get_submodule(self.config.head)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        head = self.get_classifier()
+        if getattr(head, "weight", torch.empty(0)).shape[:1] != (self.config.num_classes,):
+            raise ValueError(
+                f"The last layer of this {self.config.source} has not one output per class, so it "
+                f"cannot be replaced; replace it in the original, and convert that."
+            )
+        program = copy.deepcopy(self.config.program)
+        options = program["layers"][self.config.head][1]
+        for name in ("weight", "bias"):
+            if options[name] is not None:
+                options[name][0] = num_classes
+        self.config = dataclasses.replace(self.config, num_classes=num_classes, program=program)
+        self.network.program = Program(**program)
+        assert isinstance(head, ConvertedLinear | ConvertedConv)
+        fresh = type(head)(**options).to(next(head.parameters())).train(self.training)
+        assert fresh.weight is not None
+        nn.init.trunc_normal_(fresh.weight, std=0.02)
+        if fresh.bias is not None:
+            nn.init.zeros_(fresh.bias)
+        parent, _, name = self.config.head.rpartition(".")
+        setattr(self.network.get_submodule(parent), name, fresh)
 
 
 @dataclass(frozen=True)
@@ -213,11 +257,15 @@ def bcosify(
             names the function and the module that calls it.
 
     Example:
-        >>> from bcosvit._torchvision import torchvision
-        >>> original = torchvision.models.resnet18().eval()
-        >>> model = bcosify(original, image_size=64)
-        >>> images = torch.rand(2, 3, 64, 64)
-        >>> attribution = bcosvit.explain(model, images)
+        >>> import bcosvit, torch
+        >>> original = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3), torch.nn.GELU(), torch.nn.AdaptiveAvgPool2d(1),
+        ...     torch.nn.Flatten(), torch.nn.Linear(8, 10),
+        ... )
+        >>> model = bcosvit.bcosify(original, image_size=32)
+        >>> attribution = bcosvit.explain(model, torch.rand(2, 3, 32, 32))
+        >>> bool(attribution.completeness_error().max() < 1e-4)
+        True
     """
     if b is not None:
         check_bcos(b, 1)
@@ -250,23 +298,25 @@ def bcosify(
         head=writer.head,
         logit_bias=logit_bias,
     )
-    copy = Bcosified(config).to(example.device, example.dtype)
+    converted = Bcosified(config).to(example.device, example.dtype)
     statistics = (torch.tensor(s, dtype=torch.float64) for s in (mean, std))
-    writer.load(copy.network, model, *statistics)
-    copy.eval()
+    writer.load(converted.network, model, *statistics)
+    converted.eval()
     if check:
-        _check(model, copy, mean, std)
+        _check(model, converted, mean, std)
     with torch.no_grad():
-        copy.fade.fill_(fade)
-        copy.b.fill_(1.0 if b is None else b)
-    return copy
+        converted.fade.fill_(fade)
+        converted.b.fill_(1.0 if b is None else b)
+    return converted
 
 
-def _check(model: nn.Module, copy: Bcosified, mean: Sequence[float], std: Sequence[float]) -> None:
+def _check(
+    model: nn.Module, converted: Bcosified, mean: Sequence[float], std: Sequence[float]
+) -> None:
     """Raises ``ValueError`` unless the copy's logits are those of the original."""
-    example = next(copy.parameters())
+    example = next(converted.parameters())
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(3, 3, *copy.config.image_size, generator=generator).to(example)
+    images = torch.rand(3, 3, *converted.config.image_size, generator=generator).to(example)
     statistics = (torch.tensor(s, dtype=torch.float64) for s in (mean, std))
     subtracted, divided = (s.to(example).view(3, 1, 1) for s in statistics)
     was_training = model.training
@@ -274,7 +324,7 @@ def _check(model: nn.Module, copy: Bcosified, mean: Sequence[float], std: Sequen
         with torch.no_grad():
             expected = model.eval()((images - subtracted) / divided)
             expected = getattr(expected, "logits", expected)
-            found = copy(images) - copy.config.logit_bias
+            found = converted(images) - converted.config.logit_bias
     finally:
         model.train(was_training)
     error = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
@@ -444,9 +494,20 @@ class _Writer:
                 written = self._step(number, step)
                 if written is not None:
                     self._variables[number] = written
+        self.program.features = self._features()
         # The last instruction's result is what the network returns.
         assert self.program.instructions[-1][0] == self._variables[self.recording.output].number
         return self.program
+
+    def _features(self) -> int:
+        """The last result on the path that still has positions."""
+        step = self.recording.output
+        while sum(size > 1 for size in (self.steps[step].shape or ())[1:]) < 2:
+            terms = self.analysis.findings[step].terms
+            if not terms:
+                break
+            step = terms[0]
+        return self._variables[step].number
 
     def _needed(self) -> set[int]:
         needed: set[int] = set()
@@ -509,8 +570,7 @@ class _Writer:
         return self.emit("function", step.call, args, kwargs)
 
     def _tensor(self, number: int, step: Step) -> Variable:
-        path = step.args[0]
-        shape = list(step.shape or ())
+        path, shape = _path(step.args[0]), list(step.shape or ())
         if step.call == "parameter":
             self.program.parameters[path] = shape
         else:
@@ -552,11 +612,11 @@ class _Writer:
             return self._batch_norm(number, step)
         if name in ("layer_norm", "group_norm", "instance_norm", "rms_norm"):
             return self._norm(number, step, name)
-        if name == "scaled_dot_product_attention":
+        if name in _SHARED:
             args = [self._operand(number, argument) for argument in step.args]
             kwargs = {k: self._operand(number, v) for k, v in step.kwargs.items()}
-            self.program.layers["shared.attention"] = ["ConvertedAttention", {}]
-            return self.emit("layer", "shared.attention", args, kwargs)
+            self.program.layers[f"shared.{name}"] = [_SHARED[name], {}]
+            return self.emit("layer", f"shared.{name}", args, kwargs)
         if (found := activation(step)) is not None:
             function, options = found
             label = "_".join([function, *(f"{v}" for v in options.values())])
@@ -652,7 +712,7 @@ class _Writer:
             if last != leaf or any(self.steps[u].name != "size" for u in others):
                 return None
             parents.add(parent)
-        return parents.pop() if len(parents) == 1 and "" not in parents else None
+        return _path(parents.pop()) if len(parents) == 1 and "" not in parents else None
 
     def _belongs_to_layer(self, number: int) -> bool:
         """Whether a tensor lives in a layer that takes it from there."""
@@ -697,7 +757,8 @@ class _Writer:
     ) -> bool:
         if not self.options.bcos or name in ("conv1d", "conv3d"):
             return False
-        if path is not None and any(fnmatch(path, pattern) for pattern in self.options.linear):
+        name_there = (path or "").removeprefix(_path(""))
+        if path is not None and any(fnmatch(name_there, p) for p in self.options.linear):
             return False
         if name == "conv2d" and shape[1] == 1 and (given["groups"] or 1) > 1:
             return self.options.depthwise
@@ -772,8 +833,8 @@ class _Writer:
     @torch.no_grad()
     def load(self, network: Network, model: nn.Module, mean: Tensor, std: Tensor) -> None:
         """Fills a network with the original's weights."""
-        found = dict(model.named_parameters()) | dict(model.named_buffers())
-        found |= self._values
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        found = {_path(name): tensor for name, tensor in named.items()} | self._values
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
             path, _, leaf = name.rpartition(".")
             layer = network.get_submodule(path)
@@ -798,10 +859,18 @@ class _Writer:
 
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_SHARED = {"scaled_dot_product_attention": "ConvertedAttention", "avg_pool2d": "AveragePool"}
 _WITH_WEIGHTS = {
     *("conv1d", "conv2d", "conv3d", "linear", "batch_norm"),
     *("layer_norm", "group_norm", "instance_norm", "rms_norm"),
 }
+
+
+def _path(name: str) -> str:
+    """Where a network keeps what has this name in the original."""
+    # Names that our modules need for themselves get an underscore.
+    parts = [part + "_" if hasattr(Container, part) else part for part in name.split(".")]
+    return ".".join(["original", *parts])
 
 
 def _any_layout(step: Step) -> Step:

@@ -17,6 +17,7 @@ from bcosvit.nn.linear import check_bcos
 Family = Literal["bcos", "conventional"]
 Flavor = Literal["v1", "v2", "conventional"]
 Position = Literal["none", "emb", "add", "mul"]
+Activation = Literal["sigmoid", "softmax"]
 
 NUMBERS = (
     *("mlp_ratio", "b", "attention_b", "gain", "prior_gain", "feature_scale"),
@@ -79,6 +80,11 @@ class Config:
     def family(self) -> Family:
         """``"bcos"`` where the model explains itself, else ``"conventional"``."""
         raise NotImplementedError
+
+    @property
+    def activation(self) -> Activation:
+        """What makes probabilities of logits; B-cos models are trained with sigmoids."""
+        return "sigmoid" if self.family == "bcos" else "softmax"
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ other.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Program:
     """Path -> [shape, dtype]."""
     instructions: list[list[Any]] = field(default_factory=list)
     """[result, what, target, arguments, keyword arguments]; the last result is returned."""
+    features: int = 0
+    """The result that the head averages or picks from."""
 
 
 class Network(DynamicModule):
@@ -65,6 +67,13 @@ class Network(DynamicModule):
 
     def forward(self, encoded: Tensor) -> Tensor:
         return self._run(self, encoded)
+
+    def features(self, encoded: Tensor) -> Tensor:
+        """What the head averages or picks from: maps [n, c, h, w] or tokens [n, t, d]."""
+        results = [instruction[0] for instruction in self.program.instructions]
+        end = results.index(self.program.features) + 1
+        kept = replace(self.program, instructions=self.program.instructions[:end])
+        return compiled(kept)(self, encoded)
 
     def _parent(self, path: str) -> tuple[nn.Module, str]:
         *parents, name = path.split(".")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, get_overridable_functions, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bcosvit.nn.views import view
+from bcosvit.nn.views import DynamicModule, view
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ def torch_functions() -> dict[str, Callable[..., Any]]:
         for function in functions:
             if name := resolve_name(function):
                 found[name] = function
+    # Some that are written in Python are missing there.
+    for name in dir(Tensor):
+        if not name.startswith("_") and callable(getattr(Tensor, name)):
+            found.setdefault(f"torch.Tensor.{name}", getattr(Tensor, name))
     for name, function in vars(F).items():
         home = getattr(function, "__module__", None)
         if callable(function) and not name.startswith("_") and home in (F.__name__, None):
@@ -416,7 +420,8 @@ def record(model: nn.Module, images: Tensor) -> Recording:
     Raises:
         ValueError: If the model does something that a recording cannot hold.
     """
-    traced = view(model).eval()
+    # Kernels of our own layers are no functions of torch; their reference is.
+    traced = view(model, mark=_by_reference).eval()
     recorder = Recorder(traced)
     with torch.no_grad(), _places(traced, recorder.places):
         images = images.clone()
@@ -431,6 +436,10 @@ def record(model: nn.Module, images: Tensor) -> Recording:
             + (f" of shape {list(logits.shape)}." if isinstance(logits, Tensor) else ".")
         )
     return Recording(recorder.steps, recorder.refer(logits).step)
+
+
+def _by_reference(module: nn.Module) -> dict[str, Any]:
+    return {"backend": "reference"} if isinstance(module, DynamicModule) else {}
 
 
 @contextmanager

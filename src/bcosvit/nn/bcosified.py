@@ -410,6 +410,14 @@ class Ones(DynamicModule):
         return encoded.new_ones(1, 1, *encoded.shape[2:])
 
 
+class AveragePool(DynamicModule):
+    """``F.avg_pool2d``, kept away from the CUDA kernel whose gradient is wrong, as `AvgPool2d`."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        moved = x.is_cuda and x.requires_grad
+        return F.avg_pool2d(x.contiguous() if moved else x, *args, **kwargs)
+
+
 class ConvertedAttention(DynamicModule):
     """Attention whose matrix is a constant of a frozen view, so that it is linear in the values."""
 
@@ -505,7 +513,16 @@ LAYERS: dict[str, type[DynamicModule]] = {
     layer.__name__: layer
     for layer in (
         *(Container, ConvertedConv, ConvertedStem, ConvertedLinear, ConvertedBatchNorm),
-        *(ConvertedNorm, ConvertedAttention, Constant, Freeze, Normalize, Ones, Activation),
+        *(
+            ConvertedNorm,
+            ConvertedAttention,
+            AveragePool,
+            Constant,
+            Freeze,
+            Normalize,
+            Ones,
+            Activation,
+        ),
     )
 }
 """The classes that a converted network is made of, by name."""
