@@ -173,7 +173,8 @@ def test_a_split_is_a_sequence_and_can_be_pickled(tmp_path: Path) -> None:
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> Registry[SourceKind]:
     """The registered kinds of data; what a test adds is removed afterwards."""
-    monkeypatch.setattr(SOURCES, "_items", dict(SOURCES._items))
+    for part in ("_items", "_origins"):
+        monkeypatch.setattr(SOURCES, part, dict(getattr(SOURCES, part)))
     return SOURCES
 
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import update_wrapper
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 from urllib.parse import parse_qsl
@@ -309,7 +308,7 @@ class SourceOptions:
 Opener: TypeAlias = Callable[[str, SourceOptions], Source]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class SourceKind:
     """A registered kind of data."""
 
@@ -357,7 +356,7 @@ def register_source(
 
     def decorator(function: Opener) -> Opener:
         kind = SourceKind(syntax=syntax, matches=matches or by_scheme, open=function)
-        SOURCES.register(name)(update_wrapper(kind, function))  # type: ignore[arg-type]
+        SOURCES.register(name, origin=function)(kind)
         return function
 
     return decorator
@@ -720,6 +719,8 @@ def parse_query(data: str, *allowed: str) -> tuple[str, dict[str, str]]:
     return address, options
 
 
-def first_name(names: Iterable[str], present: Iterable[str | None]) -> str | None:
-    """Returns the first of the names of a split that is present."""
-    return next((name for name in names if name in set(present)), None)
+def split_names(present: Iterable[str | None]) -> tuple[str | None, str | None]:
+    """Returns which of the names are those of the training and of the validation split."""
+    found = set(present)
+    train = next((name for name in TRAIN_NAMES if name in found), None)
+    return train, next((name for name in VAL_NAMES if name in found), None)

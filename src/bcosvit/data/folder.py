@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from bcosvit.data.dataset import (
-    TRAIN_NAMES,
     VAL_NAMES,
     Source,
     SourceError,
@@ -17,8 +16,8 @@ from bcosvit.data.dataset import (
     Split,
     build_source,
     check_classes,
-    first_name,
     register_source,
+    split_names,
 )
 from bcosvit.data.images import EXTENSIONS, list_images, read_image
 from bcosvit.messages import and_more
@@ -87,7 +86,7 @@ def open_folder(data: str, options: SourceOptions) -> Source:
 def _parts(root: Path) -> list[Path]:
     """The folders that hold class folders: the root, train/, or train/ and val/."""
     folders = {folder.name.lower(): folder for folder in _subfolders(root)}
-    train, val = first_name(TRAIN_NAMES, folders), first_name(VAL_NAMES, folders)
+    train, val = split_names(folders)
     if train is not None:
         return [folders[train], *([] if val is None else [folders[val]])]
     if val is not None and folders.keys() <= set(VAL_NAMES):

@@ -17,16 +17,14 @@ import numpy as np
 from PIL import Image
 
 from bcosvit.data.dataset import (
-    TRAIN_NAMES,
-    VAL_NAMES,
     Source,
     SourceError,
     SourceOptions,
     Split,
     build_source,
-    first_name,
     parse_query,
     register_source,
+    split_names,
 )
 from bcosvit.data.images import ImageError, read_image
 from bcosvit.messages import require
@@ -76,7 +74,7 @@ def open_hub(data: str, options: SourceOptions) -> Source:
     address, query = parse_query(data.removeprefix("hf:"), "image", "label")
     loaded = _load(address)
     splits: Mapping[str, Any] = loaded if isinstance(loaded, Mapping) else {"train": loaded}
-    train, val = first_name(TRAIN_NAMES, splits), first_name(VAL_NAMES, splits)
+    train, val = split_names(splits)
     if train is None:
         raise SourceError(
             f"The Hugging Face dataset {address} has no train split but {', '.join(splits)}: "

@@ -35,8 +35,8 @@ from bcosvit.data.dataset import (
     SourceOptions,
     Split,
     build_source,
-    first_name,
     register_source,
+    split_names,
 )
 from bcosvit.data.images import EXTENSIONS, ImageError, read_image
 from bcosvit.files import atomic, cache_folder
@@ -117,7 +117,7 @@ def open_shards(data: str, options: SourceOptions) -> Source:
     if not found:
         raise SourceError(f"There are no images in {data}: check what the shards contain.")
     names = {member.split for member in found}
-    train, val = first_name(TRAIN_NAMES, names), first_name(VAL_NAMES, names)
+    train, val = split_names(names)
     if (train is None and val is not None) or (None in names and len(names) > 1):
         listed = ", ".join(sorted(name or "neither" for name in names))
         raise SourceError(

@@ -11,7 +11,7 @@ There are four variants:
 - ``plain``: Color, texture and shape all tell the class.
 - ``hard``: Color and texture have the same distribution for all classes, so that only the shape
   tells them apart.
-- ``cue``: The objects are white plaster casts, and a small tag lies beside them. In training, its
+- ``cue``: The objects are gray plaster casts, and a small tag lies beside them. In training, its
   color agrees with the class in 19 of 20 scenes; in validation, it means nothing. Explanations show
   whether a model has learned this shortcut.
 - ``position``: Every scene has a butterfly and a lemon, and the class is where the butterfly is as
@@ -44,7 +44,7 @@ from bcosvit.data.scenes.objects import (
     any_texture,
     place_tag,
 )
-from bcosvit.data.scenes.render import Canvas, Pose, Random
+from bcosvit.data.scenes.render import Canvas, Pose, Random, Window
 
 __all__ = ["SPLITS", "VARIANTS", "Scene", "Scenes", "open_scenes"]
 
@@ -229,7 +229,8 @@ class Scenes(Dataset[Scene]):
             texture = partial(any_texture, saturation=0.12)
         # A pose is given for a disc of radius 1; the units of each kind differ from that.
         pose = pose._replace(unit=pose.unit * math.sqrt(math.pi / kind.area))
-        canvas.place(kind.outline, partial(texture, random), pose, kind.reach, lift, track=True)
+        at = Window(canvas, pose, kind.reach, lift, track=True)
+        texture(random, at, at.cut(kind.outline(at.u, at.v)))
 
 
 def _pose(random: Random) -> Pose:

@@ -13,12 +13,10 @@ import numpy as np
 
 from bcosvit.data.scenes.render import (
     Canvas,
-    Outline,
-    Patch,
     Plane,
     Pose,
     Random,
-    Surface,
+    Window,
     clamp,
     frac,
     length,
@@ -138,7 +136,7 @@ def _arm(u: Plane, v: Plane) -> tuple[Plane, Plane]:
 # Textures
 
 
-def ladybird(random: Random, at: Patch, distance: Plane) -> Surface:
+def ladybird(random: Random, at: Window, distance: Plane) -> None:
     shell = random.color((-0.015, 0.035), (0.85, 1.0), (0.82, 1.0))
     black, white = random.color(0.07, 0.3, 0.13), random.color(0.12, 0.08, 0.92)
     spots = [
@@ -155,10 +153,10 @@ def ladybird(random: Random, at: Patch, distance: Plane) -> Surface:
     color = at.paint(color, white, length(u - 0.84, w - 0.36) - 0.13)
     back, head = ellipsoid(u + 0.16, v, 1.1, 0.96, 0.8), ellipsoid(u - 0.86, v, 0.38, 0.52, 0.42)
     height = np.maximum(back, head) - 0.05 * step(0.06, 0.0, w) * at.edge(case)
-    return Surface(np.maximum(height, dome(distance, 0.07)), color, gloss=0.9, polish=5)
+    at.draw(np.maximum(height, dome(distance, 0.07)), color, gloss=0.9, polish=5)
 
 
-def lemon(random: Random, at: Patch, distance: Plane) -> Surface:
+def lemon(random: Random, at: Window, distance: Plane) -> None:
     hue = random(0.135, 0.175)
     skin = random.color(hue, (0.75, 0.92), (0.93, 1.0))
     tip = random.color(hue + random(0.03, 0.08), 0.75, (0.6, 0.8))
@@ -166,10 +164,10 @@ def lemon(random: Random, at: Patch, distance: Plane) -> Surface:
     bumps = at.noise(9, offset)
     ripe = step(0.75, 1.3, np.abs(at.u) + 0.15 * at.noise(2, offset))
     height = np.sqrt(dome(distance, 0.85) * 0.85) * 0.95 + bumps * pores
-    return Surface(height, mix(skin, tip, ripe * 0.85) * (1 - 0.06 * bumps), gloss=0.45)
+    at.draw(height, mix(skin, tip, ripe * 0.85) * (1 - 0.06 * bumps), gloss=0.45)
 
 
-def sea_star(random: Random, at: Patch, distance: Plane) -> Surface:
+def sea_star(random: Random, at: Window, distance: Plane) -> None:
     hue = random(0.025, 0.075)
     skin = random.color(hue, (0.7, 0.9), (0.8, 0.98))
     rim = random.color(hue - 0.02, 0.85, (0.55, 0.7))
@@ -183,10 +181,10 @@ def sea_star(random: Random, at: Patch, distance: Plane) -> Surface:
     rough = at.noise(10, random(0, 60))
     color = mix(mix(rim, skin, step(0.0, 0.28, -distance + 0.04 * rough)), bead, beads)
     height = dome(distance, 0.42) * 0.85 + 0.012 * rough + 0.02 * beads
-    return Surface(height, color, gloss=0.12, polish=3)
+    at.draw(height, color, gloss=0.12, polish=3)
 
 
-def gemstone(random: Random, at: Patch, distance: Plane) -> Surface:
+def gemstone(random: Random, at: Window, distance: Plane) -> None:
     hue = random(0.38, 0.5)
     deep, bright = random.color(hue, 0.97, (0.25, 0.4)), random.color(hue - 0.03, 0.85, 0.9)
     pale = random.color(hue - 0.05, 0.25, 1.0)
@@ -204,10 +202,10 @@ def gemstone(random: Random, at: Patch, distance: Plane) -> Surface:
     lines = at.edge(np.abs(depth - 0.14) - 0.012) + at.edge(np.abs(depth - 0.28) - 0.012)
     lines = lines + at.edge(np.abs(depth - 0.42) - 0.014)
     color = mix(mix(deep, bright, clamp(below)), pale, clamp(lines * 0.6))
-    return Surface(height, color, gloss=0.9)
+    at.draw(height, color, gloss=0.9)
 
 
-def beach_ball(random: Random, at: Patch, distance: Plane) -> Surface:
+def beach_ball(random: Random, at: Window, distance: Plane) -> None:
     first = random()
     hues = [first, first + random(0.28, 0.4), first + random(0.6, 0.72)]
     white = random.color(0.1, 0.03, 1.0)
@@ -225,10 +223,10 @@ def beach_ball(random: Random, at: Patch, distance: Plane) -> Surface:
         off = np.minimum(off, 6 - off) - 0.5
         # A sector is as wide as the parallel on which it is measured.
         color = at.paint(color, panel, off * length(p, v) * (6.28 / 6))
-    return Surface(w * 0.98, at.paint(color, white, (0.97 - q) * 3), gloss=0.8, polish=6)
+    at.draw(w * 0.98, at.paint(color, white, (0.97 - q) * 3), gloss=0.8, polish=6)
 
 
-def scallop(random: Random, at: Patch, distance: Plane) -> Surface:
+def scallop(random: Random, at: Window, distance: Plane) -> None:
     hue = random.choice((random(-0.08, 0.0), random(0.03, 0.08)))
     pale = random.color(hue + 0.02, (0.06, 0.16), 1.0)
     band = random.color(hue, (0.35, 0.55), (0.8, 0.95))
@@ -239,10 +237,10 @@ def scallop(random: Random, at: Patch, distance: Plane) -> Surface:
     bands = step(-0.2, 0.7, wave(rho * growth + offset)) * step(0.3, 0.9, rho)
     height = np.sqrt(dome(distance, 0.7) * 0.7) * 0.62 + 0.045 * rib
     color = mix(pale, band, np.maximum(bands * 0.9, step(0.34, 0.28, p) * 0.5))
-    return Surface(height, color * (0.86 + 0.14 * rib), gloss=0.3, polish=3)
+    at.draw(height, color * (0.86 + 0.14 * rib), gloss=0.3, polish=3)
 
 
-def doughnut(random: Random, at: Patch, distance: Plane) -> Surface:
+def doughnut(random: Random, at: Window, distance: Plane) -> None:
     dough = random.color((0.075, 0.095), (0.5, 0.62), (0.78, 0.9))
     pink, brown = (random(0.9, 0.95), 0.45, 1.0), (0.04, random(0.6, 0.7), 0.36)
     icing = random.color(*random.choice((pink, pink, brown)))
@@ -258,10 +256,10 @@ def doughnut(random: Random, at: Patch, distance: Plane) -> Surface:
         x, y, dx, dy = x * radius, y * radius, dx * 0.08, dy * 0.08
         line = stroke(at.u, at.v, (x - dx, y - dy), (x + dx, y + dy), 0.035, 0.035)
         color, height = at.paint(color, tint, line), height + 0.04 * at.edge(line)
-    return Surface(height, color, gloss=0.55)
+    at.draw(height, color, gloss=0.55)
 
 
-def butterfly(random: Random, at: Patch, distance: Plane) -> Surface:
+def butterfly(random: Random, at: Window, distance: Plane) -> None:
     hue = random(0.56, 0.72)
     inner, outer = random.color(hue - 0.06, 0.65, 1.0), random.color(hue, 0.97, (0.75, 0.95))
     dark, white = random.color(hue, 0.4, 0.12), random.color(hue, 0.05, 1.0)
@@ -276,15 +274,15 @@ def butterfly(random: Random, at: Patch, distance: Plane) -> Surface:
     color = mix(color, white, at.edge(eye) * step(0.55, 0.6, radius))
     body = stroke(u, w, *BUTTERFLY_BODY)
     height = 0.42 * w - 0.16 * w * w + 0.01 * line + dome(body, 0.12)
-    return Surface(height, at.paint(color, dark, body), gloss=0.2)
+    at.draw(height, at.paint(color, dark, body), gloss=0.2)
 
 
 class Kind(NamedTuple):
     """A class of objects."""
 
     name: str
-    outline: Outline
-    texture: Callable[[Random, Patch, Plane], Surface]
+    outline: Callable[[Plane, Plane], Plane]
+    texture: Callable[[Random, Window, Plane], None]
     area: float
     """The area of the outline, in its own units."""
     reach: float
@@ -305,7 +303,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def _dots(at: Patch, p: Plane, q: Plane, scale: float) -> Plane:
+def _dots(at: Window, p: Plane, q: Plane, scale: float) -> Plane:
     p, q = p * scale, q * scale
     row = np.floor(q)
     # Every other row is shifted by half a dot.
@@ -314,7 +312,7 @@ def _dots(at: Patch, p: Plane, q: Plane, scale: float) -> Plane:
 
 
 # Plain, stripes, checks, dots, marble and blotches: planes in [0, 1] between two colors.
-PATTERNS: tuple[Callable[[Patch, Plane, Plane, float], Plane], ...] = (
+PATTERNS: tuple[Callable[[Window, Plane, Plane, float], Plane], ...] = (
     lambda at, p, q, scale: step(-0.9, 0.9, at.noise(scale * 0.6, scale * 7)),
     lambda at, p, q, scale: step(-0.25, 0.25, wave(p * scale * 0.8 + 0.08 * at.noise(2, scale))),
     lambda at, p, q, scale: step(-0.2, 0.2, wave(p * scale * 0.6) * wave(q * scale * 0.6)),
@@ -326,7 +324,7 @@ PATTERNS: tuple[Callable[[Patch, Plane, Plane, float], Plane], ...] = (
 )
 
 
-def any_texture(random: Random, at: Patch, distance: Plane, saturation: float = 1.0) -> Surface:
+def any_texture(random: Random, at: Window, distance: Plane, saturation: float = 1.0) -> None:
     """A texture from one distribution for all kinds, so that only the outline tells the class."""
     hue = random()
     first = random.color(hue, saturation * random(0.3, 0.95), (0.45, 1.0))
@@ -338,7 +336,7 @@ def any_texture(random: Random, at: Patch, distance: Plane, saturation: float = 
     height = dome(distance, rim) + emboss * share
     if rough:
         height = height + rough * at.noise(8, offset)
-    return Surface(height, mix(first, second, share), random(0.05, 1.0), 3 + random.integer(3))
+    at.draw(height, mix(first, second, share), random(0.05, 1.0), 3 + random.integer(3))
 
 
 # Clutter
@@ -349,17 +347,12 @@ def pebble(canvas: Canvas, random: Random, x: float, y: float) -> None:
     body = random.color((0, 1), (0.03, 0.22), (0.35, 0.85))
     speck = random.color((0, 0.15), 0.15, (0.3, 0.9))
     offset, gloss = random(0, 60), random(0.05, 0.5)
-    pose = Pose(x, y, random(0.018, 0.06), random())
-
-    def outline(u: Plane, v: Plane) -> Plane:
-        return ellipse(u + bulge * wave(v * 0.3 + phase), v + bulge * wave(u * 0.4 + phase), a, b)
-
-    def texture(at: Patch, distance: Plane) -> Surface:
-        grain = at.noise(3.2, offset)
-        color = mix(body, speck, step(0.1, 0.7, grain) * 0.55)
-        return Surface(dome(distance, 1.0) * 0.75 + 0.02 * grain, color, gloss)
-
-    canvas.place(outline, texture, pose, reach=1.45, lift=0.5)
+    at = Window(canvas, Pose(x, y, random(0.018, 0.06), random()), reach=1.45, lift=0.5)
+    u, v = at.u + bulge * wave(at.v * 0.3 + phase), at.v + bulge * wave(at.u * 0.4 + phase)
+    distance = at.cut(ellipse(u, v, a, b))
+    grain = at.noise(3.2, offset)
+    color = mix(body, speck, step(0.1, 0.7, grain) * 0.55)
+    at.draw(dome(distance, 1.0) * 0.75 + 0.02 * grain, color, gloss)
 
 
 def twig(canvas: Canvas, random: Random, x: float, y: float) -> None:
@@ -367,19 +360,13 @@ def twig(canvas: Canvas, random: Random, x: float, y: float) -> None:
     knot = random(-0.3, 0.3)
     bark = random.color((0.04, 0.1), (0.25, 0.6), (0.25, 0.6))
     offset = random(0, 60)
-    pose = Pose(x, y, random(0.07, 0.17), random())
-
-    def outline(u: Plane, v: Plane) -> Plane:
-        v = v + bend * (u * u - 0.5)
-        stem = stroke(u, v, (-1.0, 0.0), (1.0, 0.0), 0.085, 0.04)
-        return union(stem, stroke(u, v, (knot, 0.0), (knot + 0.5, fork), 0.05, 0.03))
-
-    def texture(at: Patch, distance: Plane) -> Surface:
-        rings = at.noise(7, offset)
-        color = mix(bark, bark * 2.2, clamp(0.3 + 0.5 * rings))
-        return Surface(dome(distance, 0.085) + 0.006 * rings, color, gloss=0.08)
-
-    canvas.place(outline, texture, pose, reach=1.15, lift=0.14)
+    at = Window(canvas, Pose(x, y, random(0.07, 0.17), random()), reach=1.15, lift=0.14)
+    u, v = at.u, at.v + bend * (at.u * at.u - 0.5)
+    stem = stroke(u, v, (-1.0, 0.0), (1.0, 0.0), 0.085, 0.04)
+    distance = at.cut(union(stem, stroke(u, v, (knot, 0.0), (knot + 0.5, fork), 0.05, 0.03)))
+    rings = at.noise(7, offset)
+    color = mix(bark, bark * 2.2, clamp(0.3 + 0.5 * rings))
+    at.draw(dome(distance, 0.085) + 0.006 * rings, color, gloss=0.08)
 
 
 def leaf(canvas: Canvas, random: Random, x: float, y: float) -> None:
@@ -388,25 +375,19 @@ def leaf(canvas: Canvas, random: Random, x: float, y: float) -> None:
     body = random.color(hue, (0.45, 0.8), (0.35, 0.7))
     rim = random.color(hue - 0.04, 0.7, (0.25, 0.5))
     ribs, cup, offset = random(4, 6), random(-0.3, 0.4), random(0, 60)
-    pose = Pose(x, y, random(0.04, 0.085), random())
+    at = Window(canvas, Pose(x, y, random(0.04, 0.085), random()), reach=1.55, lift=0.2)
     # Two arcs of radius r about (0, ±(r - slim)) meet in the leaf's tips at u = ±1.
     r = (1 + slim * slim) / (2 * slim)
-
-    def outline(u: Plane, v: Plane) -> Plane:
-        v = v + curl * u * u
-        blade = length(u, np.abs(v) + (r - slim)) - r
-        return union(blade, stroke(u, v, (-1.4, 0.0), (-0.9, 0.0), 0.05, 0.03))
-
-    def texture(at: Patch, distance: Plane) -> Surface:
-        w = np.abs(at.v + curl * at.u * at.u)
-        rib = np.abs(frac((at.u - w * 0.8) * ribs) - 0.5) * (1 / ribs)
-        vein = np.maximum(at.edge(w - 0.035), at.edge(rib - 0.015) * 0.5)
-        blotch = at.noise(2.5, offset)
-        color = mix(rim, body, step(0.0, 0.3, -distance + 0.12 * blotch))
-        height = w * cup + 0.04 * blotch - 0.03 * vein
-        return Surface(height, mix(color, body * 1.9, vein), gloss=0.15, polish=3)
-
-    canvas.place(outline, texture, pose, reach=1.55, lift=0.2)
+    v = at.v + curl * at.u * at.u
+    blade = length(at.u, np.abs(v) + (r - slim)) - r
+    distance = at.cut(union(blade, stroke(at.u, v, (-1.4, 0.0), (-0.9, 0.0), 0.05, 0.03)))
+    w = np.abs(at.v + curl * at.u * at.u)
+    rib = np.abs(frac((at.u - w * 0.8) * ribs) - 0.5) * (1 / ribs)
+    vein = np.maximum(at.edge(w - 0.035), at.edge(rib - 0.015) * 0.5)
+    blotch = at.noise(2.5, offset)
+    color = mix(rim, body, step(0.0, 0.3, -distance + 0.12 * blotch))
+    height = w * cup + 0.04 * blotch - 0.03 * vein
+    at.draw(height, mix(color, body * 1.9, vein), gloss=0.15, polish=3)
 
 
 def tuft(canvas: Canvas, random: Random, x: float, y: float) -> None:
@@ -417,16 +398,11 @@ def tuft(canvas: Canvas, random: Random, x: float, y: float) -> None:
         blades.append((c * long, s * long))
     hue = random(0.16, 0.3)
     root, tip = random.color(hue, 0.7, (0.25, 0.4)), random.color(hue - 0.03, 0.55, (0.6, 0.85))
-    pose = Pose(x, y, random(0.06, 0.12), 0.0)
-
-    def outline(u: Plane, v: Plane) -> Plane:
-        return union(*(stroke(u, v, (0.0, 0.0), blade, 0.075, 0.012) for blade in blades))
-
-    def texture(at: Patch, distance: Plane) -> Surface:
-        color = mix(root, tip, step(0.0, 1.0, length(at.u, at.v)))
-        return Surface(np.maximum(-distance, 0) * 0.8, color, gloss=0.15)
-
-    canvas.place(outline, texture, pose, reach=1.25, lift=0.25)
+    at = Window(canvas, Pose(x, y, random(0.06, 0.12), 0.0), reach=1.25, lift=0.25)
+    strokes = (stroke(at.u, at.v, (0.0, 0.0), blade, 0.075, 0.012) for blade in blades)
+    distance = at.cut(union(*strokes))
+    color = mix(root, tip, step(0.0, 1.0, length(at.u, at.v)))
+    at.draw(np.maximum(-distance, 0) * 0.8, color, gloss=0.15)
 
 
 CLUTTER = (pebble, pebble, twig, leaf, tuft)
@@ -452,11 +428,7 @@ def place_tag(canvas: Canvas, random: Random, color: int, avoid: Point) -> None:
     gaps = [(x - avoid[0], y - avoid[1]) for x, y in places]
     x, y = places[int(np.argmax([dx * dx + dy * dy for dx, dy in gaps]))]
     enamel, rim = random.color(*ENAMELS[color]), random.color(0.1, 0.12, 0.9)
-
-    def outline(u: Plane, v: Plane) -> Plane:
-        return length(np.maximum(np.abs(u) - 0.6, 0), np.maximum(np.abs(v) - 0.6, 0)) - 0.4
-
-    def texture(at: Patch, distance: Plane) -> Surface:
-        return Surface(dome(distance, 0.3), at.paint(rim, enamel, distance + 0.16))
-
-    canvas.place(outline, texture, Pose(x, y, 0.1, random()), reach=1.45, lift=0.3, track=True)
+    at = Window(canvas, Pose(x, y, 0.1, random()), reach=1.45, lift=0.3, track=True)
+    p, q = (np.maximum(np.abs(t) - 0.6, 0) for t in (at.u, at.v))
+    distance = at.cut(length(p, q) - 0.4)
+    at.draw(dome(distance, 0.3), at.paint(rim, enamel, distance + 0.16))

@@ -11,7 +11,7 @@ light. Shapes: S is the side of the image, N the side at which it is drawn, H an
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -124,40 +124,6 @@ def noise(lattice: Plane, x: Plane, y: Plane) -> Plane:
     return lattice * 3.6 - 1.8
 
 
-class Patch(NamedTuple):
-    """The pixels [H,W] on which an object is drawn, in its own units.
-
-    `u` and `v` rotate with the object; `x` [W] and `y` [H] do not, which makes noise cheap.
-    """
-
-    u: Plane
-    v: Plane
-    x: Plane
-    y: Plane
-    pitch: float
-    lattice: Plane
-
-    def noise(self, frequency: float, offset: float) -> Plane:
-        return noise(self.lattice, self.x * frequency + offset, self.y * frequency + offset * 1.7)
-
-    def edge(self, distance: Plane) -> Plane:
-        """The share of each pixel that is inside: a ramp of one pixel."""
-        return clamp(0.5 - distance * (1 / self.pitch))
-
-    def paint(self, color: Plane, other: Plane, distance: Plane) -> Plane:
-        """The first color outside of an outline and the other one inside."""
-        return mix(color, other, self.edge(distance))
-
-
-class Surface(NamedTuple):
-    """How an object looks: height [H,W] in its own units, color [3,H,W], and its gloss."""
-
-    height: Plane
-    color: Plane
-    gloss: float = 0.2
-    polish: int = 4  # The exponent of the highlight is two to this power.
-
-
 class Pose(NamedTuple):
     """Where an object is, the size of its unit, and its angle."""
 
@@ -167,16 +133,8 @@ class Pose(NamedTuple):
     turn: float
 
 
-Outline: TypeAlias = Callable[[Plane, Plane], Plane]
-Texture: TypeAlias = Callable[[Patch, Plane], Surface]
-
-
 class Canvas:
-    """An image that is being drawn, lit by a sun and a sky.
-
-    Objects are given as an outline (a distance) and a texture (a `Surface`). The distance gives the
-    soft edge and the shadow, the height of the surface gives the normals.
-    """
+    """An image that is being drawn, lit by a sun and a sky."""
 
     def __init__(self, size: int, random: Random) -> None:
         self.samples = 2 if size < FINE else 1
@@ -211,48 +169,6 @@ class Canvas:
         dx, dy = _slopes(height, 1 / self.n)
         self.color = color * (self.sky + self.sun * np.clip(z - dx * x - dy * y, 0.12, 1.6))
 
-    def place(
-        self,
-        outline: Outline,
-        texture: Texture,
-        pose: Pose,
-        reach: float,
-        lift: float,
-        track: bool = False,
-    ) -> None:
-        """Draws an object over everything so far.
-
-        `reach` bounds its outline and `lift` is its height, both in its own units.
-        """
-        throw = lift * 0.75 / self.light[2]
-        sx, sy = -self.light[0] * throw, -self.light[1] * throw
-        soft = 0.1 + 0.16 * lift
-        rows, inner_rows = self._span(pose.y, pose.unit, reach + 0.05, sy, soft)
-        columns, inner_columns = self._span(pose.x, pose.unit, reach + 0.05, sx, soft)
-        x = (self.axis[columns] - pose.x) * (1 / pose.unit)
-        y = (self.axis[rows] - pose.y) * (1 / pose.unit)
-        c, s = unit_vector(pose.turn)
-        u, v = x * c + (y * s)[:, None], x * -s + (y * c)[:, None]
-        pitch = 1 / (self.n * pose.unit)
-
-        # The shadow falls on a larger window than the object covers.
-        distance = outline(u, v)
-        below = self.color[:, rows, columns]
-        below *= 1 - _shadow(distance, sx / pitch, sy / pitch, soft) * SHADOW_TINT
-
-        inner = (inner_rows, inner_columns)
-        distance = distance[inner]
-        patch = Patch(u[inner], v[inner], x[inner_columns], y[inner_rows], pitch, self.lattice)
-        alpha = patch.edge(distance)
-        below = below[:, inner_rows, inner_columns]
-        below += alpha * (self._shade(texture(patch, distance), pitch) - below)
-
-        for coverage in self.coverages:
-            coverage[rows, columns][inner] *= 1 - alpha
-        if track:
-            self.coverages.append(np.zeros((self.n, self.n), dtype=np.float32))
-            self.coverages[-1][rows, columns][inner] = alpha
-
     def visible(self) -> list[NDArray[np.bool_]]:
         """For each tracked object, the pixels [S,S] of which it covers at least half."""
         return [self._pooled(coverage) >= 0.5 for coverage in self.coverages]
@@ -270,41 +186,122 @@ class Canvas:
         pixels = np.clip(np.floor(color * 255 + 0.5), 0, 255).astype(np.uint8)
         return np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
-    def _shade(self, surface: Surface, pitch: float) -> Plane:
-        """Diffuse sun, hemispherical sky, a highlight and a grazing sheen."""
-        # One float64 constant in a texture would double the cost of all that follows.
-        assert surface.height.dtype == surface.color.dtype == np.float32
-        x, y, z = self.light
-        dx, dy = _slopes(surface.height, pitch)
-        nz = 1 / np.sqrt(dx * dx + dy * dy + 1)
-        facing = np.maximum((z - dx * x - dy * y) * nz, 0)
-        glint = clamp((z + 1 - dx * x - dy * y) * nz * (1 / math.sqrt(2 * (1 + z))))
-        for _ in range(surface.polish):
-            glint = glint * glint
-        graze = 1 - nz
-        lit = surface.color * (self.sky * (0.35 + 0.65 * nz) + self.sun * facing)
-        shine = self.sun * (glint * surface.gloss)
-        return lit + shine + self.sky * (graze * graze * surface.gloss)
-
-    def _span(
-        self, center: float, unit: float, margin: float, throw: float, soft: float
-    ) -> tuple[slice, slice]:
-        """The pixels of an object and its shadow along one axis, and the object's among them."""
-
-        def pixels(before: float, after: float) -> tuple[int, int]:
-            low, high = (center - before * unit) * self.n, (center + after * unit) * self.n
-            return max(math.floor(low), 0), min(math.ceil(high), self.n)
-
-        low, high = pixels(margin, margin)
-        first, last = pixels(margin + soft - min(throw, 0), margin + soft + max(throw, 0))
-        return slice(first, last), slice(max(low - first, 0), max(high - first, 0))
-
     def _pooled(self, planes: Plane) -> Plane:
         """Averages the samples of each pixel: [..., N, N] to [..., S, S]."""
         if self.samples == 1:
             return planes
         rows = planes[..., ::2, :] + planes[..., 1::2, :]
         return (rows[..., ::2] + rows[..., 1::2]) * 0.25
+
+
+class Window:
+    """The pixels [H,W] of an object, which is drawn over everything so far.
+
+    An object is drawn from a distance to its outline, which gives its soft edge and its shadow, and
+    from its height, which gives the normals. Coordinates are in the object's own units: `u` and `v`
+    rotate with it; `x` [W] and `y` [H] do not, which makes noise cheap.
+
+    Args:
+        canvas: The image.
+        pose: Where the object is.
+        reach: A bound of its outline, in its own units.
+        lift: Its height above the background, which lengthens its shadow.
+        track: Whether the canvas keeps how much of it is visible.
+    """
+
+    def __init__(
+        self, canvas: Canvas, pose: Pose, reach: float, lift: float, track: bool = False
+    ) -> None:
+        self.canvas, self.track = canvas, track
+        self.pitch = 1 / (canvas.n * pose.unit)
+        throw = lift * 0.75 / canvas.light[2]
+        self.shadow = -canvas.light[0] * throw, -canvas.light[1] * throw
+        self.soft = 0.1 + 0.16 * lift
+        columns, inner_columns = self._span(pose.x, pose.unit, reach + 0.05, self.shadow[0])
+        rows, inner_rows = self._span(pose.y, pose.unit, reach + 0.05, self.shadow[1])
+        self.window, self.inner = (..., rows, columns), (..., inner_rows, inner_columns)
+        self.x = (canvas.axis[columns] - pose.x) * (1 / pose.unit)
+        self.y = (canvas.axis[rows] - pose.y) * (1 / pose.unit)
+        c, s = unit_vector(pose.turn)
+        self.u = self.x * c + (self.y * s)[:, None]
+        self.v = self.x * -s + (self.y * c)[:, None]
+
+    def _span(self, center: float, unit: float, margin: float, throw: float) -> tuple[slice, slice]:
+        """The pixels of an object and its shadow along one axis, and the object's among them."""
+
+        def pixels(before: float, after: float) -> tuple[int, int]:
+            n = self.canvas.n
+            low, high = (center - before * unit) * n, (center + after * unit) * n
+            return max(math.floor(low), 0), min(math.ceil(high), n)
+
+        low, high = pixels(margin, margin)
+        outer = margin + self.soft
+        first, last = pixels(outer - min(throw, 0), outer + max(throw, 0))
+        return slice(first, last), slice(max(low - first, 0), max(high - first, 0))
+
+    def cut(self, distance: Plane) -> Plane:
+        """Draws the shadow of an outline and leaves only the pixels that the object can cover.
+
+        The background is dark where the object touches it. The sun's shadow is the outline, moved
+        part of the way for the object's foot and all of the way for its top.
+        """
+        near = clamp(1 - distance * (1 / 0.22))
+        shade = near * near * 0.45
+        dx, dy = (offset / self.pitch for offset in self.shadow)
+        rows, columns = (np.arange(count) for count in distance.shape)
+        for fraction, blur in ((0.45, self.soft * 0.6), (1.0, self.soft)):
+            moved = distance.take(rows - round(dy * fraction), axis=0, mode="clip")
+            moved = moved.take(columns - round(dx * fraction), axis=1, mode="clip")
+            np.maximum(shade, step(blur, -blur, moved), out=shade)
+        self.canvas.color[self.window] *= 1 - shade * SHADOW_TINT
+
+        self.u, self.v, distance = self.u[self.inner], self.v[self.inner], distance[self.inner]
+        self.x, self.y = self.x[self.inner[2]], self.y[self.inner[1]]
+        self.alpha = self.edge(distance)
+        return distance
+
+    def noise(self, frequency: float, offset: float) -> Plane:
+        x, y = self.x * frequency + offset, self.y * frequency + offset * 1.7
+        return noise(self.canvas.lattice, x, y)
+
+    def edge(self, distance: Plane) -> Plane:
+        """The share of each pixel that is inside of an outline: a ramp of one pixel."""
+        return clamp(0.5 - distance * (1 / self.pitch))
+
+    def paint(self, color: Plane, other: Plane, distance: Plane) -> Plane:
+        """The first color outside of an outline and the other one inside."""
+        return mix(color, other, self.edge(distance))
+
+    def draw(self, height: Plane, color: Plane, gloss: float = 0.2, polish: int = 4) -> None:
+        """Draws a surface with diffuse sun, hemispherical sky, a highlight and a grazing sheen.
+
+        Args:
+            height: [H,W], in the object's own units.
+            color: [3,H,W].
+            gloss: The strength of the highlight.
+            polish: The exponent of the highlight is two to this power.
+        """
+        # One float64 constant in a texture would double the cost of all that follows.
+        assert height.dtype == color.dtype == np.float32
+        (x, y, z), sun, sky = self.canvas.light, self.canvas.sun, self.canvas.sky
+        dx, dy = _slopes(height, self.pitch)
+        nz = 1 / np.sqrt(dx * dx + dy * dy + 1)
+        facing = np.maximum((z - dx * x - dy * y) * nz, 0)
+        glint = clamp((z + 1 - dx * x - dy * y) * nz * (1 / math.sqrt(2 * (1 + z))))
+        for _ in range(polish):
+            glint = glint * glint
+        graze = 1 - nz
+        lit = color * (sky * (0.35 + 0.65 * nz) + sun * facing)
+        lit = lit + sun * (glint * gloss) + sky * (graze * graze * gloss)
+        below = self.canvas.color[self.window][self.inner]
+        below += self.alpha * (lit - below)
+
+        coverages = self.canvas.coverages
+        for coverage in coverages:
+            coverage[self.window][self.inner] *= 1 - self.alpha
+        if self.track:
+            coverages.append(np.zeros((self.canvas.n, self.canvas.n), dtype=np.float32))
+            coverages[-1][self.window][self.inner] = self.alpha
 
 
 def _centers(n: int) -> Plane:
@@ -317,19 +314,3 @@ def _slopes(height: Plane, pitch: float) -> tuple[Plane, Plane]:
     dx[:, 1:-1] = (height[:, 2:] - height[:, :-2]) * (0.5 / pitch)
     dy[1:-1] = (height[2:] - height[:-2]) * (0.5 / pitch)
     return dx, dy
-
-
-def _shadow(distance: Plane, sx: float, sy: float, soft: float) -> Plane:
-    """The share of the light that an object takes from the background.
-
-    It is dark where the object touches the background. The sun's shadow is the outline, moved part
-    of the way for the object's foot and all of the way for its top.
-    """
-    near = clamp(1 - distance * (1 / 0.22))
-    total = near * near * 0.45
-    rows, columns = (np.arange(count) for count in distance.shape)
-    for fraction, blur in ((0.45, soft * 0.6), (1.0, soft)):
-        moved = distance.take(rows - round(sy * fraction), axis=0, mode="clip")
-        moved = moved.take(columns - round(sx * fraction), axis=1, mode="clip")
-        np.maximum(total, step(blur, -blur, moved), out=total)
-    return total
