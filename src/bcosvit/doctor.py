@@ -1,7 +1,7 @@
-"""What this installation has and lacks: the first thing to look at, and to send along, in trouble.
+"""What this installation has and lacks, for reports of problems.
 
-Nothing here fails: what cannot be found is a finding. Libraries are looked for, not imported, but
-for torchvision, whose import is what may go wrong.
+Nothing here fails: what cannot be found is a finding. Libraries are looked for and not imported,
+except torchvision, whose import is what may go wrong.
 """
 
 import dataclasses
@@ -15,8 +15,19 @@ import torch
 
 from bcosvit.files import cache_folder
 from bcosvit.models.hub import DEFAULT, FOLDER, shipped
+from bcosvit.ops.dispatch import HAS_TRITON
 
-CORE = ("torch", "torchvision", "numpy", "pillow", "safetensors", "matplotlib", "typer", "rich")
+CORE = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "matplotlib",
+    "typer",
+    "rich",
+    "filelock",
+)
 
 EXTRAS = {
     "train": ("lightning", "torchmetrics", "tensorboard", "webdataset", "datasets", "yaml"),
@@ -63,7 +74,15 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Looks at everything."""
+    """Examines the installation: versions, devices, optional libraries, weights.
+
+    Returns:
+        What was found.
+
+    Example:
+        >>> examine().versions["torch"] == torch.__version__.partition("+")[0]
+        True
+    """
     import bcosvit
 
     own = {"bcosvit": bcosvit.__version__, "Python": platform.python_version()}
@@ -110,7 +129,7 @@ def _torchvision() -> str:
 
 
 def _backend() -> str:
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return "reference: triton is not installed"
     if not torch.cuda.is_available():
         return "reference: triton is installed, but there is no CUDA device"

@@ -186,7 +186,7 @@ def test_a_folder_for_the_hub(tmp_path):
     twin = Classifier.from_pretrained(tmp_path / "m")
     images = drawn(Predictor.load(weights, "cpu"), 1)
     assert torch.equal(twin(images), load(weights)(images))
-    assert Predictor.load(tmp_path / "m/model.safetensors", "cpu").names == tuple(NAMES)
+    assert Predictor.load(tmp_path / "m/model.safetensors", "cpu").class_names == tuple(NAMES)
     assert "(explained.png)" in (tmp_path / "m/README.md").read_text("utf-8")
     with Image.open(tmp_path / "m/explained.png") as picture:
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 100

@@ -35,7 +35,7 @@ def export(
     bcosvit export --weights best.safetensors --format hub --out my-model
     """
     from bcosvit.export import export_repository, export_weights
-    from bcosvit.export.run import ENDINGS
+    from bcosvit.export.files import ENDINGS
 
     if format == "hub":
         if explanation:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bcosvit.attribution import explain
 from bcosvit.data.scenes import Scenes
-from bcosvit.export.files import Format
 from bcosvit.export.graph import IMAGE, TARGET, outputs
 from bcosvit.models.base import AnyModel
 from bcosvit.predictor import Predictor
@@ -52,7 +51,6 @@ def compare(
     predictor: Predictor,
     weights: Path,
     out: Path,
-    format: Format,
     *,
     explanation: bool,
     repeats: int,
@@ -62,7 +60,7 @@ def compare(
     before = _eager(predictor.model, explanation=explanation)
     # An explanation holds a prediction: timing ``before`` would count two.
     timed: Run = (lambda x: (explain(predictor.model, x).map,)) if explanation else before
-    after = _runtime(out, format, explanation=explanation)
+    after = _runtime(out, explanation)
     truth = _eager(copy.deepcopy(predictor.model).double(), explanation=explanation)
     expected = truth(pictures.double())
     found = [
@@ -103,8 +101,8 @@ def _eager(model: AnyModel, *, explanation: bool) -> Run:
     return run
 
 
-def _runtime(path: Path, format: Format, *, explanation: bool) -> Run:
-    return _onnx(path, explanation) if format == "onnx" else _torch(path, explanation)
+def _runtime(path: Path, explanation: bool) -> Run:
+    return (_onnx if path.suffix == ".onnx" else _torch)(path, explanation)
 
 
 def _onnx(path: Path, explanation: bool) -> Run:

@@ -1,4 +1,4 @@
-"""Graphs on disk, as ONNX or as torch's own, with what a user of the file must know inside it."""
+"""A model as one file, in ONNX's format or in PyTorch's, that also says how it is to be used."""
 
 import json
 import warnings
@@ -8,19 +8,65 @@ from typing import Any, Literal
 import torch
 from torch.export import ExportedProgram
 
-from bcosvit.export.graph import inputs, outputs
+from bcosvit.export.compare import Comparison, compare
+from bcosvit.export.graph import graph_of, inputs, outputs
 from bcosvit.files import atomic
-from bcosvit.messages import require
+from bcosvit.messages import require, unknown
+from bcosvit.models.hub import locate
 from bcosvit.models.weights import CLASSES_KEY, CONFIG_KEY
 from bcosvit.predictor import Predictor
 from bcosvit.report.provenance import versions
 
 Format = Literal["onnx", "torch-export"]
+ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 INPUT_KEY, VERSIONS_KEY = "bcosvit.input", "bcosvit.versions"
 
 
+def export_weights(
+    weights: str | Path,
+    out: str | Path,
+    *,
+    format: Format = "onnx",
+    explanation: bool = False,
+    repeats: int = 5,
+) -> Comparison:
+    """Writes a model as one file that runs without bcosvit, and compares the two.
+
+    Args:
+        weights: The model, as ``bcosvit.load`` takes it.
+        out: The file to write, which ends in ``.onnx`` or ``.pt2``.
+        format: ``"onnx"``, or ``"torch-export"`` for ``torch.export.load``.
+        explanation: Whether the file also returns the contributions of every pixel to a class that
+            is an input, and their residual; for B-cos models alone.
+        repeats: How often both are timed.
+
+    Returns:
+        Sizes, times and errors of the file and of the model.
+
+    Raises:
+        ValueError: The format and the file's ending do not fit, what the format needs is not
+            installed, or a conventional model is to be exported with explanations.
+    """
+    if format not in ENDINGS:
+        raise ValueError(unknown("format", format, ENDINGS))
+    path, out = locate(weights), Path(out)
+    if out.suffix != ENDINGS[format]:
+        raise ValueError(f"{out} does not end in {ENDINGS[format]}, as files of {format} must.")
+    if format == "onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            require(name, extra="export", purpose="Writing ONNX files")
+    predictor = Predictor.load(path, "cpu")
+    side = predictor.transform.image_size
+    program = graph_of(predictor.model, (side, side), explanation=explanation)
+    if format == "onnx":
+        write_onnx(program, out, notes_on(predictor), explanation=explanation)
+    else:
+        write_torch(program, out, notes_on(predictor))
+    return compare(predictor, path, out, explanation=explanation, repeats=repeats)
+
+
 def notes_on(predictor: Predictor) -> dict[str, str]:
-    """JSON by key: class names, how a picture becomes the input, config, logits' bias, versions."""
+    """The file's metadata: class names, how a picture becomes the input, config and versions."""
     side, resize = predictor.transform.image_size, predictor.transform.resize
     picture = {
         "layout": "[n, 3, height, width], RGB, float32 in [0, 1], not normalized",
@@ -37,16 +83,10 @@ def notes_on(predictor: Predictor) -> dict[str, str]:
     }
 
 
-def check_onnx() -> None:
-    """Raises ``ValueError`` where what ONNX files need is not installed."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        require(name, extra="export", purpose="Writing ONNX files")
-
-
 def write_onnx(
     program: ExportedProgram, out: str | Path, notes: dict[str, str], *, explanation: bool
 ) -> None:
-    """One ONNX file; the notes are its metadata."""
+    """Writes one ONNX file with the notes as its metadata."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
     from onnxscript import optimizer
@@ -80,7 +120,7 @@ def write_onnx(
 
 
 def write_torch(program: ExportedProgram, out: str | Path, notes: dict[str, str]) -> None:
-    """A file for ``torch.export.load``; the notes are its extra files."""
+    """Writes a file for ``torch.export.load`` with the notes as its extra files."""
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     with atomic(out) as temporary:

@@ -1,6 +1,6 @@
-"""A folder as the Hugging Face hub wants it, its card with pictures of explained scenes.
+"""A folder for the Hugging Face hub, whose model card shows explained scenes.
 
-The pictures are drawn, so that a card never shows somebody's photograph.
+The scenes are drawn, so that a card never shows somebody's photograph.
 """
 
 from pathlib import Path
@@ -26,7 +26,16 @@ SCENES = 4
 
 
 def export_repository(weights: str | Path, folder: str | Path) -> None:
-    """Writes the model in ``weights`` to ``folder`` with its class names and a card."""
+    """Writes a model as a folder that can be uploaded to the Hugging Face hub.
+
+    Args:
+        weights: The model, as ``bcosvit.load`` takes it.
+        folder: Gets the weights with their class names, the config, and a model card with explained
+            scenes.
+
+    Raises:
+        ValueError: There are no such weights.
+    """
     path = locate(weights)
     predictor = Predictor.load(path, "cpu")
     pictures = {PICTURE: explained_scenes(predictor)}
@@ -34,7 +43,7 @@ def export_repository(weights: str | Path, folder: str | Path) -> None:
 
 
 def explained_scenes(predictor: Predictor) -> bytes:
-    """A PNG: a row of drawn scenes, and below each the map of its predicted class."""
+    """A PNG with a row of drawn scenes, and below each the map of its predicted class."""
     columns = []
     for number, image in enumerate(drawn(predictor, SCENES)):
         found = predictor.explain(image, name=f"scene {number}")
