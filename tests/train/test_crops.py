@@ -141,7 +141,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((shares[0] - shares[1]).abs().max())
 
 
-NUMBER = 4000
+NUMBER = 2000
 BOUND = math.sqrt(-math.log(0.001 / 2) / 2) * math.sqrt(2 / NUMBER)
 """Exceeded by one in a thousand pairs of samples of one distribution."""
 

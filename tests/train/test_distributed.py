@@ -68,23 +68,16 @@ def assert_close(one: Path, other: Path) -> None:
             torch.testing.assert_close(tensor, theirs[part][name], atol=1e-5, rtol=0, msg=name)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "alone"
-    train(DATA, out=folder, model=model_config(), recipe=recipe())
-    return folder
-
-
-def test_two_processes_end_where_one_does(alone, tmp_path):
+def test_two_processes_end_where_one_does(whole, tmp_path):
     folder = tmp_path / "two"
     process = start(folder, {})
     said = finish(process)
     assert said.count("epoch 3/3") == 1
-    assert_close(alone, folder)
+    assert_close(whole, folder)
 
 
 @pytest.mark.slow
-def test_two_processes_resume_what_one_began(alone, tmp_path, monkeypatch):
+def test_two_processes_resume_what_one_began(whole, tmp_path, monkeypatch):
     from tests.train.test_resume import PowerCutError, Task, cut_power
 
     folder = tmp_path / "two"
@@ -93,11 +86,11 @@ def test_two_processes_resume_what_one_began(alone, tmp_path, monkeypatch):
         with pytest.raises(PowerCutError):
             train(DATA, out=folder, model=model_config(), recipe=recipe())
     finish(start(folder, {}, "--resume"))
-    assert_close(alone, folder)
+    assert_close(whole, folder)
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_both_and_one_resumes(alone, tmp_path):
+def test_a_signal_to_one_process_stops_both_and_one_resumes(whole, tmp_path):
     folder = tmp_path / "stopped"
     process = start(folder, {"epochs": 200})
     while not (folder / "last.ckpt").exists():

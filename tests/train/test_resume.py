@@ -22,14 +22,6 @@ class PowerCutError(BaseException):
     """As if the process ended here: nothing of ours catches it."""
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    train(DATA, out=folder, model=model_config(), recipe=recipe())
-    return folder
-
-
 def cut_power(monkeypatch, owner: type, method: str, after: int) -> None:
     """The process ends on entering ``method`` for the ``after``-th time."""
     original, calls = getattr(owner, method), 0

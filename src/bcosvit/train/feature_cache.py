@@ -475,26 +475,26 @@ def _compute(
         dataset, batch_sampler=batches, num_workers=num_workers, generator=torch.Generator()
     )
 
-    def finish(writing: Future[None], number: int) -> None:
+    def write(records: list[int], labels: Tensor, features: Tensor) -> None:
         nonlocal finished
-        writing.result()
-        finished += number
+        files.write(records, labels.tolist(), features)
+        finished += len(records)
         if progress is not None:
             progress(finished, files.layout.records)
 
-    pending: tuple[Future[None], int] | None = None
+    pending: Future[None] | None = None
     with ThreadPoolExecutor(1) as pool:
         for records, (images, labels) in zip(batches, loader, strict=True):
             with torch.inference_mode(), torch.autocast(device.type, enabled=False):
                 features = backbone(encoding(images.to(device))).float()
             if pending is not None:
-                finish(*pending)
-            pending = pool.submit(files.write, records, labels.tolist(), features), len(records)
-            if not _overlaps(device):
-                finish(*pending)
-                pending = None
+                pending.result()
+            if _overlaps(device):
+                pending = pool.submit(write, records, labels, features)
+            else:
+                write(records, labels, features)
         if pending is not None:
-            finish(*pending)
+            pending.result()
 
 
 def _overlaps(device: torch.device) -> bool:
