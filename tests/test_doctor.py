@@ -26,6 +26,7 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.setattr(bcosvit.doctor, "FOLDER", shelf)
     monkeypatch.setattr("bcosvit.models.hub.FOLDER", shelf)
     monkeypatch.setattr(bcosvit.doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr(bcosvit.doctor, "HAS_TRITON", False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = tmp_path / "cache/bcosvit/weights/0/m.safetensors"
     kept.parent.mkdir(parents=True)

@@ -16,7 +16,7 @@ def and_more(items: Iterable[object], most: int = 5) -> str:
     Returns:
         The first ``most`` items, separated by commas, and the number of those left out.
 
-    Example:
+    Examples:
         >>> and_more(["cat", "dog", "fox"], most=2)
         'cat, dog and 1 more'
     """
@@ -36,7 +36,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
     Returns:
         One sentence with the names that are spelled similarly, or else with all names.
 
-    Example:
+    Examples:
         >>> unknown("method", "roll-out", ["rollout", "gradcam"])
         "There is no method 'roll-out'; did you mean 'rollout'?"
         >>> unknown("method", "shap", ["rollout", "gradcam"])
@@ -67,7 +67,7 @@ def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
     Raises:
         ValueError: The module, or one that it imports, is not installed.
 
-    Example:
+    Examples:
         >>> require("json", extra="web", purpose="The web page").dumps([1])
         '[1]'
         >>> require("no_such_library", extra="web", purpose="The web page")
@@ -100,7 +100,7 @@ def pick(names: str, allowed: Sequence[str], kind: str) -> tuple[str, ...]:
     Raises:
         ValueError: If a name does not exist, or the list is empty.
 
-    Example:
+    Examples:
         >>> pick("s, ti", ["ti", "s", "b"], "size")
         ('s', 'ti')
     """

@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         kind: What an item is called in error messages, in the singular.
         group: The entry-point group whose modules register further items, if there is one.
 
-    Example:
+    Examples:
         >>> colors = Registry[str](kind="color")
         >>> _ = colors.register("red")("#f00")
         >>> colors.names()
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
         Raises:
             ValueError: A name does not exist, or the list is empty.
 
-        Example:
+        Examples:
             >>> digits = Registry[int](kind="digit")
             >>> for number, name in enumerate(("zero", "one", "two")):
             ...     _ = digits.register(name)(number)

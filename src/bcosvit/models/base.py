@@ -208,7 +208,7 @@ def create_model(model: str | Config, **options: Any) -> AnyModel:
     Raises:
         ValueError: There is no such name or option, or a value is not allowed.
 
-    Example:
+    Examples:
         >>> model = create_model("bcos_vit_ti_38", num_classes=10, depth=1)
         >>> model(torch.rand(1, 3, 224, 224)).shape
         torch.Size([1, 10])
@@ -256,7 +256,7 @@ def save(
     Raises:
         OSError: The file cannot be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> model = create_model("bcos_densenet121", blocks=(1, 1), num_classes=2)
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -293,7 +293,7 @@ def features(model: AnyModel) -> Features:
     Raises:
         ValueError: The model is not one of bcosvit's.
 
-    Example:
+    Examples:
         >>> extractor = features(create_model("bcos_densenet121", blocks=(1, 1)))
         >>> [list(each.shape) for each in extractor(torch.rand(1, 3, 64, 64))]
         [[1, 96, 16, 16], [1, 80, 8, 8]]

@@ -48,7 +48,7 @@ def model_card(
     Returns:
         The text of ``README.md``.
 
-    Example:
+    Examples:
         >>> from bcosvit.models import model_config
         >>> print(model_card(model_config("bcos_vit_ti_38"), {}).splitlines()[10])
         # B-cos ViT, 192 wide, 12 blocks, on a DenseNet

@@ -109,7 +109,7 @@ class Config:
     def describe(self) -> str:
         """Describes the model in words.
 
-        Example:
+        Examples:
             >>> DenseNetConfig(num_classes=10).describe()
             'B-cos DenseNet, 10 classes, 224×224 pixels'
         """
@@ -127,7 +127,7 @@ class Config:
         Raises:
             ValueError: A field does not exist, or a value is not allowed.
 
-        Example:
+        Examples:
             >>> dense = DenseNetConfig(flavor="v2", num_classes=11)
             >>> round(dense.logit_bias, 2), round(dense.replace(num_classes=101).logit_bias, 2)
             (-2.3, -4.61)
@@ -161,7 +161,7 @@ class DenseNetConfig(Config):
 
     ``num_classes`` and what follows from it belong to the classifier, which a backbone lacks.
 
-    Example:
+    Examples:
         >>> DenseNetConfig(flavor="v2").width_at(2)
         512
     """
@@ -243,7 +243,7 @@ class StemConfig:
 class ModelConfig(Config):
     """A vision transformer on a convolutional tokenizer, B-cos or conventional.
 
-    Example:
+    Examples:
         >>> config = ModelConfig(width=384, num_heads=6, num_classes=10)
         >>> config.position, config.maxout, config.grid
         ('mul', 2, (14, 14))

@@ -112,7 +112,7 @@ class DenseNet(Classifier[DenseNetConfig]):
     Args:
         config: What it is made of.
 
-    Example:
+    Examples:
         >>> model = DenseNet(DenseNetConfig(flavor="v2", blocks=(1, 1), num_classes=2))
         >>> model(torch.rand(1, 3, 64, 64)).shape
         torch.Size([1, 2])

@@ -30,7 +30,7 @@ HUB_FILE = "model.safetensors"
 def shipped() -> tuple[str, ...]:
     """Lists the models whose weights came with this installation.
 
-    Example:
+    Examples:
         >>> DEFAULT in shipped() or not shipped()
         True
     """

@@ -82,7 +82,7 @@ def list_models() -> list[str]:
     Returns:
         The names of all variants of all kinds.
 
-    Example:
+    Examples:
         >>> "bcos_vit_ti_38" in list_models()
         True
     """
@@ -102,7 +102,7 @@ def model_config(name: str, **options: Any) -> Config:
     Raises:
         ValueError: There is no such name or option, or a value is not allowed.
 
-    Example:
+    Examples:
         >>> model_config("bcos_vit_s_38", num_classes=10).describe()
         'B-cos vision transformer, 10 classes, 224×224 pixels'
     """
@@ -116,7 +116,7 @@ def model_config(name: str, **options: Any) -> Config:
 def to_dict(config: Config) -> dict[str, Any]:
     """Writes a config as plain values for JSON or YAML; :func:`from_dict` reads them.
 
-    Example:
+    Examples:
         >>> to_dict(model_config("densenet121"))["kind"]
         'densenet'
     """
@@ -131,7 +131,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
         KeyError: A part is missing.
         TypeError: There are fields that the kind does not have.
 
-    Example:
+    Examples:
         >>> from_dict(to_dict(model_config("densenet121"))) == model_config("densenet121")
         True
     """

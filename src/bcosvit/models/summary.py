@@ -49,7 +49,7 @@ def summarize(config: Config, *, batch: int = 1) -> ModelSummary:
     Returns:
         The summary.
 
-    Example:
+    Examples:
         >>> from bcosvit.models import model_config
         >>> summary = summarize(model_config("bcos_vit_ti_38"))
         >>> summary.grid, sum(part.parameters for part in summary.parts)

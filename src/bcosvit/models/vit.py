@@ -113,7 +113,7 @@ class VisionTransformer(Classifier[ModelConfig]):
     Args:
         config: What it is made of.
 
-    Example:
+    Examples:
         >>> model = VisionTransformer(ModelConfig(depth=1, num_classes=2, backbone=StemConfig()))
         >>> model(torch.rand(1, 3, 224, 224)).shape
         torch.Size([1, 2])
@@ -207,7 +207,7 @@ def resize_prior(model: VisionTransformer, image_size: int | tuple[int, int]) ->
     Raises:
         ValueError: No token would be left of an image of this size.
 
-    Example:
+    Examples:
         >>> model = VisionTransformer(ModelConfig(depth=1, backbone=StemConfig(), image_size=32))
         >>> resize_prior(model, 48).config.grid
         (12, 12)

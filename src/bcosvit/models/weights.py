@@ -146,7 +146,7 @@ def published_state(path: str | Path) -> dict[str, Tensor]:
 def current_key(key: str) -> str:
     """What a key of version 0.1, or of a published state dict, is called here.
 
-    Example:
+    Examples:
         >>> current_key("0.features.denseblock1.denselayer2.conv1.linear.weight")
         'features.denseblock1.denselayer2.conv1.weight'
     """

@@ -29,7 +29,7 @@ class BcosConv2d(BcosLayer):
     Raises:
         ValueError: ``b`` or ``maxout`` is less than 1, or ``groups`` does not divide the channels.
 
-    Example:
+    Examples:
         >>> layer = BcosConv2d(6, 16, 3, stride=2, padding=1)
         >>> layer(torch.rand(1, 6, 32, 32)).shape
         torch.Size([1, 16, 16, 16])

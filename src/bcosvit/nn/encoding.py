@@ -32,7 +32,7 @@ class BcosEncoding(Encoding):
     The *direction* of this vector determines the color, so weights that align with the input can be
     shown in color. Black is as long a vector as white, so dark objects can contribute too.
 
-    Example:
+    Examples:
         >>> BcosEncoding()(torch.ones(1, 3, 1, 1)).flatten()
         tensor([1., 1., 1., 0., 0., 0.])
     """

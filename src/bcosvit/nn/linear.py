@@ -76,7 +76,7 @@ class BcosLinear(BcosLayer):
     Raises:
         ValueError: ``b`` or ``maxout`` is less than 1.
 
-    Example:
+    Examples:
         >>> layer = BcosLinear(8, 3, maxout=2)
         >>> layer(torch.rand(5, 8)).shape
         torch.Size([5, 3])

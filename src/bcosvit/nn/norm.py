@@ -46,7 +46,7 @@ class BatchNormUncentered2d(DynamicModule, nn.BatchNorm2d):
         eps: Added to the variance.
         momentum: The weight of a batch in the running variance.
 
-    Example:
+    Examples:
         >>> norm = BatchNormUncentered2d(4).eval()
         >>> norm(torch.zeros(1, 4, 2, 2)).abs().sum()
         tensor(0., grad_fn=<SumBackward0>)

@@ -31,7 +31,7 @@ class DynamicModule(nn.Module):
     A subclass passes what belongs to W(x) through :meth:`constant`, and what it adds through
     :meth:`offset`.
 
-    Example:
+    Examples:
         >>> class Gate(DynamicModule):
         ...     def forward(self, x):
         ...         return self.constant(x.sigmoid()) * x
@@ -105,7 +105,7 @@ def view(model: M, *, mark: Mark | None = None, with_parameter_grad: bool = True
     Returns:
         The copy.
 
-    Example:
+    Examples:
         >>> model = nn.Linear(2, 2)
         >>> copy = view(model).eval()
         >>> model.training, copy.weight is model.weight
@@ -129,7 +129,7 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
     Raises:
         ValueError: A module is not dynamic linear, so that there is no W(x).
 
-    Example:
+    Examples:
         >>> import bcosvit
         >>> model = bcosvit.nn.BcosLinear(3, 1)
         >>> x = torch.rand(3, requires_grad=True)
@@ -161,7 +161,7 @@ def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:
     Returns:
         The view, in evaluation mode; it predicts and explains as the model does.
 
-    Example:
+    Examples:
         >>> import bcosvit
         >>> model = bcosvit.nn.BcosLinear(3, 2)
         >>> x = torch.rand(3)

@@ -28,7 +28,7 @@ def attention_matrix(query: Tensor, key: Tensor, prior: Tensor | None, kind: Pri
     Returns:
         [n, heads, t, t].
 
-    Example:
+    Examples:
         >>> import torch
         >>> query = key = torch.zeros(1, 1, 2, 4)
         >>> attention_matrix(query, key, torch.zeros(1, 2, 2), "mul")[0, 0]
@@ -68,7 +68,7 @@ def prior_attention(
     Returns:
         [n, heads, t, d].
 
-    Example:
+    Examples:
         >>> import torch
         >>> query = key = value = torch.rand(1, 3, 16, 8)
         >>> prior_attention(query, key, value).shape

@@ -53,7 +53,7 @@ def bcos_linear(
     Returns:
         [..., c].
 
-    Example:
+    Examples:
         >>> x, weight = torch.tensor([3.0, 4.0]), torch.tensor([[0.6, 0.8], [0.8, -0.6]])
         >>> bcos_linear(x, weight)
         tensor([5., 0.])
@@ -94,7 +94,7 @@ def bcos_mlp(
     Returns:
         [..., c].
 
-    Example:
+    Examples:
         >>> by = BcosOptions(b=2.0, maxout=1, scale=1.0, eps=1e-6)
         >>> bcos_mlp(torch.ones(2), torch.eye(2), torch.eye(2), by, by).shape
         torch.Size([2])
@@ -137,7 +137,7 @@ def bcos_conv2d(
     Returns:
         [n, c, output height, output width].
 
-    Example:
+    Examples:
         >>> bcos_conv2d(torch.ones(1, 2, 4, 4), torch.full((3, 2, 2, 2), 8**-0.5)).shape
         torch.Size([1, 3, 3, 3])
     """
@@ -179,7 +179,7 @@ def bcos_scale(
     Returns:
         [..., c].
 
-    Example:
+    Examples:
         >>> bcos_scale(torch.tensor([3.0, -5.0]), torch.tensor([5.0]), b=2, maxout=2, scale=1)
         tensor([1.8000])
     """

@@ -37,7 +37,7 @@ def use_triton(backend: Backend, tensor: Tensor) -> bool:
     Raises:
         ValueError: ``backend`` is unknown, or ``"triton"`` where the kernels cannot run.
 
-    Example:
+    Examples:
         >>> use_triton("auto", torch.zeros(1))
         False
     """
@@ -93,7 +93,7 @@ def unit_rows(weight: Tensor) -> Tensor:
     Returns:
         A tensor of the same shape and dtype; an all-zero row stays zero.
 
-    Example:
+    Examples:
         >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
