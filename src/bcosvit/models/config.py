@@ -138,9 +138,14 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     @classmethod
+    def fields(cls) -> list[str]:
+        """The names of all options; ``image_size`` is one where the size has to be chosen."""
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @classmethod
     def check_fields(cls, values: Iterable[str], name: str = "The model") -> None:
         """Raises ``ValueError`` where there is no field of one of these names."""
-        allowed = [field.name for field in dataclasses.fields(cls)]
+        allowed = cls.fields()
         for value in values:
             if value not in allowed:
                 raise ValueError(f"{name} has no option {value!r}; it has {', '.join(allowed)}.")

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
-from safetensors.torch import load_file
-from torch import Tensor
 
 from bcosvit.files import atomic
 from bcosvit.models.base import Classifier
@@ -28,7 +26,7 @@ from bcosvit.models.densenet import DenseNet
 from bcosvit.models.hub import locate
 from bcosvit.models.published import load_backbone
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.models.weights import load_state, read_config
+from bcosvit.models.weights import load_state, read_config, read_weights
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _MARK = b"\nsha256 "
@@ -159,21 +157,18 @@ def initialize(model: Classifier[Any], path: str | Path) -> str:
     if found is None and isinstance(model, DenseNet):
         load_backbone(model, path)
         return f"The model starts from {path}."
-    if is_densenet != isinstance(model, DenseNet):
+    found, state = read_weights(path)
+    if type(found) is not type(model.config):
         raise ValueError(
-            f"{path} holds a whole vision transformer, but a DenseNet is to be trained; "
-            f"give weights of a DenseNet."
+            f"{path} holds a {found.noun}, but a {model.config.noun} is to be trained; "
+            f"give weights of a {model.config.noun}."
         )
-    state: dict[str, Tensor] = {
-        k: t.float() if t.is_floating_point() else t for k, t in load_file(locate(path)).items()
-    }
-    assert found is not None
     if found.num_classes == model.config.num_classes:
         load_state(model, state, source=str(path))
         return f"The model starts from {path}."
-    head = "classifier." if isinstance(model, DenseNet) else "head."
-    new = {k: t for k, t in model.state_dict().items() if k.startswith(head)}
-    loaded = {k: t for k, t in state.items() if not k.startswith(head)}
+    head = next(name for name, part in model.named_modules() if part is model.get_classifier())
+    new = {k: t for k, t in model.state_dict().items() if k.startswith(f"{head}.")}
+    loaded = {k: t for k, t in state.items() if not k.startswith(f"{head}.")}
     load_state(model, {**loaded, **new}, source=str(path))
     return (
         f"The model starts from {path}, which has {found.num_classes} classes; its head is "

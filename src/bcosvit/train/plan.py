@@ -64,8 +64,8 @@ class Plan:
     @property
     def image_size(self) -> int:
         """Side of the model's square input."""
-        if isinstance(self.model, DenseNetConfig):
-            return self.recipe.image_size or 224
+        if "image_size" not in self.model.fields() and self.recipe.image_size is not None:
+            return self.recipe.image_size
         return self.model.image_size[0]
 
     def write(self, folder: Path, trainer: dict[str, Any]) -> None:
@@ -238,18 +238,18 @@ def _model(
         raise ValueError(
             f"num_classes = {options['num_classes']} is not allowed: {source.name} has {classes}."
         )
-    transformer = not (isinstance(model, DenseNetConfig) or "densenet" in str(model))
-    if transformer and recipe.image_size is not None:
+    kind = model_config(model) if isinstance(model, str) else model
+    if "image_size" in kind.fields() and recipe.image_size is not None:
         options.setdefault("image_size", recipe.image_size)
     if recipe.train_backbone is not None:
-        if not transformer:
+        if "train_backbone" not in kind.fields():
             raise ValueError(
-                "train_backbone is not allowed for a DenseNet, which has no separate backbone; "
-                "leave it out."
+                f"train_backbone is not allowed for a {kind.noun}, which has no separate backbone; "
+                f"leave it out."
             )
         options.setdefault("train_backbone", recipe.train_backbone)
     config = model_config(model, **options) if isinstance(model, str) else model.replace(**options)
-    if isinstance(config, ModelConfig) and config.image_size[0] != config.image_size[1]:
+    if config.image_size[0] != config.image_size[1]:
         raise ValueError(
             f"image_size = {config.image_size} is not allowed: training images are square."
         )
