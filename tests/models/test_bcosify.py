@@ -1,5 +1,9 @@
 """Conversion of other libraries' models: equality, completeness, and what is refused."""
 
+import copy as pycopy
+import dataclasses
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import Tensor, nn
 import bcosvit
 from bcosvit import BcosifySchedule, bcosify
 from bcosvit._torchvision import torchvision
+from bcosvit.nn.bcosified import ConvertedBatchNorm
 from tests.reference import converted
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -249,3 +254,130 @@ def test_rows_of_w_are_products_of_matrices(name: str, b: float | None, fade: fl
         scale = np.abs(expected.matrix).max()
         np.testing.assert_allclose(rows, expected.matrix, rtol=0, atol=1e-9 * scale)
         np.testing.assert_allclose(found.residual[i], expected.offset, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "any_size"),
+    [("timm:tf_efficientnet_lite0", True), ("timm:vit_tiny_patch16_224", False)],
+)
+def test_other_image_sizes(name: str, any_size: bool) -> None:
+    model, size = original(name), QUICK[name]
+    copy = bcosify(model, mean=MEAN, std=STD, image_size=size)
+    assert copy.config.any_size is any_size
+    # Odd sizes are padded asymmetrically.
+    images = torch.rand(1, 3, size + 9, size + 14, dtype=torch.float64)
+    if any_size:
+        with torch.no_grad():
+            torch.testing.assert_close(copy(images), model(normalized(images)))
+        assert bcosvit.explain(copy, images).completeness_error().item() < 1e-9
+    else:
+        with pytest.raises(ValueError, match=f"converted for {size}×{size}"):
+            copy(images)
+
+
+def test_sizes_that_take_another_way_are_refused() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            if x.shape[-1] > 100:
+                x = x * 2
+            return x.mean((2, 3))
+
+    model = Branches().double()
+    copy = bcosify(model, mean=MEAN, std=STD, image_size=24)
+    assert copy.config.any_size
+    images = torch.rand(1, 3, 40, 40, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(copy(images), model(normalized(images)))
+    with pytest.raises(ValueError, match="another way"):
+        copy(torch.rand(1, 3, 120, 120, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["timm:edgenext_xx_small", "torchvision:mobilenet_v3_small"])
+def test_saved_and_loaded(name: str, tmp_path) -> None:
+    copy = bcosify(original(name).float(), image_size=64, b=1.0, fade=0.5)
+    copy.b.fill_(1.5)
+    images = torch.rand(5, 3, 64, 64)
+    bcosvit.save(copy, tmp_path / "model.safetensors")
+    loaded = bcosvit.load(tmp_path / "model.safetensors")
+    assert loaded.config == copy.config
+    with torch.no_grad():
+        assert torch.equal(loaded(images), copy(images))
+        assert torch.equal(pickle.loads(pickle.dumps(copy))(images), copy(images))
+    loaded.reset_classifier(3)
+    assert loaded(images).shape == (5, 3)
+    bcosvit.save(loaded, tmp_path / "other.safetensors")
+    assert torch.equal(bcosvit.load(tmp_path / "other.safetensors")(images), loaded(images))
+    assert loaded.forward_features(images).ndim == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["function", "torch.load", [{"variable": 0}], {}],
+        ["function", "os.system", ["true"], {}],
+        ["layer", "__class__", [{"variable": 0}], {}],
+        ["get", "__class__.__init__", [], {}],
+    ],
+)
+def test_files_cannot_call_what_they_like(wrong) -> None:
+    copy = bcosify(Refused(F.relu), image_size=16)
+    program = pycopy.deepcopy(copy.config.program)
+    program["instructions"].insert(0, [99, *wrong])
+    with pytest.raises(ValueError, match="is no function"):
+        bcosvit.create_model(dataclasses.replace(copy.config, program=program))
+
+
+def test_training_compiles_once() -> None:
+    copy = bcosify(original("torchvision:mobilenet_v3_small").float(), image_size=32, b=1.0)
+    copy.train()
+    compilations = []
+
+    def backend(graph, _):
+        compilations.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(copy, backend=backend, fullgraph=True)
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.01)
+    before = copy.network.state_dict()["original.features.0.1.running_square"].clone()
+    for progress in (0.0, 0.1, 0.2, 1.0):
+        BcosifySchedule(end=0.3).apply(compiled, progress)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(compiled(torch.rand(4, 3, 32, 32)), torch.arange(4))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.isfinite().all() for p in copy.parameters())
+    assert len(compilations) == 1
+    after = copy.network.state_dict()["original.features.0.1.running_square"]
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("fade", [1.0, 0.4])
+@pytest.mark.parametrize("uncentered", [False, True])
+def test_batch_norms_train_on_their_batch(uncentered: bool, fade: float) -> None:
+    norm = ConvertedBatchNorm(3, uncentered=uncentered).double().train()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64) + 2
+    found = norm(x, torch.tensor(fade, dtype=torch.float64))
+    square, mean = x.square().mean((0, 2, 3)), x.mean((0, 2, 3))
+    power = square if uncentered else square - mean.square()
+    shift = fade * (norm.bias - (0 if uncentered else mean / (power + 1e-5).sqrt() * norm.weight))
+    scale = norm.weight / (power + 1e-5).sqrt()
+    torch.testing.assert_close(found, x * scale.view(3, 1, 1) + shift.view(3, 1, 1))
+    if fade == 1 and not uncentered:
+        expected = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True)
+        torch.testing.assert_close(found, expected)
+
+
+def test_layers_that_stay_linear() -> None:
+    copy = bcosify(original("timm:vit_tiny_patch16_224"), image_size=48, b=1.0, linear=["*.fc2"])
+    block = copy.network.original.blocks.get_submodule("0")
+    assert block.attn.proj.bcos and block.mlp.fc1.bcos
+    assert not block.attn.qkv.bcos and not block.mlp.fc2.bcos
+    assert copy.get_classifier() is copy.network.original.head

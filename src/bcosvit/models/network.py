@@ -183,7 +183,7 @@ def compiled(program: Program) -> Callable[[nn.Module, Tensor], Tensor]:
         elif what == "guard":
             call = f"guard({arguments})"
         else:
-            known = OPERATORS if what == "operator" else functions
+            known = {"operator": OPERATORS, "function": functions}.get(what, {})
             if target not in known:
                 raise ValueError(f"{target} is no function that a converted model can call.")
             name = "f_" + target.replace(".", "_")

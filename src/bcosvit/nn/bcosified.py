@@ -135,6 +135,8 @@ class ConvertedConv(ConvertedLayer):
         else:
             padding = (0, 0) if self.padding == "valid" else _pair(self.padding)
         squares = wide(x).square().unflatten(1, (self.groups, -1)).sum(2)
+        # In plain order: see `AvgPool2d` for the CUDA kernel that this keeps away from.
+        squares = squares.contiguous().flatten().view(squares.shape)
         window = {"stride": _pair(self.stride), "padding": padding, "dilation": dilation}
         norm = (window_sums(squares, kernel, **window) + EPS).sqrt()
         if self.groups == 1:
