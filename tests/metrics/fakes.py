@@ -23,7 +23,9 @@ class Linear(Classifier):
 
     def __init__(self, weight: Tensor, *, gain=1.0, bias=0.0, family="bcos") -> None:
         super().__init__()
-        self.config = SimpleNamespace(family=family, num_classes=len(weight))
+        activation = "sigmoid" if family == "bcos" else "softmax"
+        options = {"family": family, "activation": activation}
+        self.config = SimpleNamespace(**options, num_classes=len(weight))
         self.encoding = BcosEncoding()
         self.weight = nn.Parameter(weight)
         self.gain, self.bias = gain, bias

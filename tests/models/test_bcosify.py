@@ -172,14 +172,29 @@ def test_gates_may_be_anything(function) -> None:
     assert bcosvit.explain(copy, images).completeness_error().max().item() < 1e-12
 
 
+def test_samples_that_change_their_order_are_refused() -> None:
+    class Flips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            both = self.conv(torch.cat([x, x.flip(-1)])).relu()
+            return sum(half.mean((2, 3)) for half in both.chunk(2))
+
+    with pytest.raises(ValueError, match="samples may not lie in order"):
+        bcosify(randomized(Flips()), image_size=16)
+
+
 def test_original_is_untouched() -> None:
     model = original("torchvision:resnet18").train()
+    model.bn1.eval()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     copy = bcosify(model, mean=MEAN, std=STD, image_size=64)
     with torch.no_grad():
         for tensor in copy.parameters():
             tensor.zero_()
-    assert model.training
+    assert model.training and not model.bn1.training
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in before.items())
 
