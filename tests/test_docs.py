@@ -1,11 +1,12 @@
-"""What the README and the docs show works: Python runs, commands and their options exist.
+"""The README and the documentation work: their Python runs, their commands and names exist.
 
-A page's Python blocks run in order, in a folder that holds what the how-tos speak of: pictures in
-`photos/` (drawn ones) and the weights that a short training leaves in `runs/photos/`. Blocks that
-need a server are fenced as `py`; `tests/web` runs the example that they are taken from.
+The Python blocks of a page run in order, in a folder as the how-to guides assume it: drawn images
+in `photos/`, and the weights of a short training in `runs/photos/`. Blocks that need a server are
+fenced as `py`; `tests/web` runs the example that they are taken from.
 """
 
 import dataclasses
+import importlib
 import re
 import runpy
 import shlex
@@ -18,16 +19,22 @@ import pytest
 import typer
 
 from bcosvit import DenseNetConfig, ModelConfig, list_models
+from bcosvit.attribution import METHODS
 from bcosvit.cli import app
+from bcosvit.data.dataset import SOURCES
 from bcosvit.data.scenes import Scenes
+from bcosvit.metrics import METRICS
+from bcosvit.models.registry import KINDS
 from bcosvit.paper.schedule import SCHEDULES
 from bcosvit.settings import parse_settings
-from bcosvit.train import RECIPES, Recipe, train
+from bcosvit.train import LOSSES, RECIPES, Recipe, train
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+CARDS = sorted(ROOT.glob("src/bcosvit/pretrained/*.md"))
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+REGISTRIES = (KINDS, LOSSES, METHODS, METRICS, RECIPES, SOURCES)
 OPERATOR = re.compile(r"[&|;<>]+")
 SIZE = 32
 
@@ -42,7 +49,7 @@ def name(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the how-tos assume it."""
+    """A folder as the how-to guides assume it."""
     folder = tmp_path_factory.mktemp("workplace")
     drawn = Scenes("train", size=SIZE, length=320)
     for index in range(len(drawn)):
@@ -57,11 +64,21 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def restored_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what a page registers when its test is over."""
+    for registry in REGISTRIES:
+        registry.names()  # Loads entry points.
+        for attribute in ("_items", "_origins"):
+            monkeypatch.setattr(registry, attribute, dict(getattr(registry, attribute)))
+
+
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
 # Traces a whole model; `tests/export` has the same in small.
 SLOW = {"docs/howto/export.md"}
 
 
+@pytest.mark.usefixtures("restored_registries")
 @pytest.mark.parametrize(
     "page",
     [
@@ -80,7 +97,53 @@ def test_python_runs(page, workplace, tmp_path, monkeypatch):
 
 def test_pages_show_python():
     shown = {name(page) for page in PYTHON_PAGES}
-    assert {"README.md", "docs/quickstart.md", "docs/idea.md", "docs/howto/own-layer.md"} <= shown
+    assert {"README.md", "docs/quickstart.md", "docs/idea.md"} <= shown
+    extending = {"own-layer", "own-method", "own-metric", "own-model"}
+    assert {f"docs/howto/{page}.md" for page in extending} <= shown
+
+
+NAME = re.compile(r"(?<![\w./:@-])bcosvit(?:\.[A-Za-z_]\w*)+(?![\w-])")
+DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+# Metadata of exported files has keys that look like names.
+KEY = re.compile(r"bcosvit\.(classes|input)(?=[`\"])")
+
+
+def names(text: str) -> set[str]:
+    """Every dotted name of the library that a page mentions, its code included."""
+    found = {*NAME.findall(KEY.sub("", text)), *DIRECTIVE.findall(text)}
+    return found - {registry.group for registry in REGISTRIES}
+
+
+def resolve(dotted: str) -> object:
+    """The module or object of this name, as ``import`` and attribute access find it."""
+    parts = dotted.split(".")
+    found: object = importlib.import_module(parts[0])
+    for count, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:count]))
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *CARDS, NOTEBOOK], ids=name)
+def test_names_resolve(page):
+    text = page.read_text()
+    wrong = {}
+    for dotted in names(text):
+        try:
+            resolve(dotted)
+        except (ImportError, AttributeError) as error:
+            wrong[dotted] = str(error)
+    assert wrong == {}
+
+
+def test_names_are_found():
+    found = names("`bcosvit.explain`, bcosvit.nn.AvgPool2d. `bcosvit.no.such(1)`\n::: bcosvit.ops")
+    assert found == {"bcosvit.explain", "bcosvit.nn.AvgPool2d", "bcosvit.no.such", "bcosvit.ops"}
+    with pytest.raises(ImportError):
+        resolve("bcosvit.no.such")
+    reference = {name for page in PAGES for name in names(page.read_text())}
+    assert len(reference) > 100
 
 
 def commands(page: Path) -> list[tuple[str, ...]]:
