@@ -1,5 +1,8 @@
-"""Writing files so that a crash, a full disk or a second writer never leaves half of one, and where
-what is downloaded is kept."""
+"""Files that are complete or not there, and the folder of the cache.
+
+PyTorch, safetensors and ONNX write to a path without protection against a crash, a full disk or a
+second writer, so `atomic` is our own.
+"""
 
 import errno
 import os
@@ -10,13 +13,22 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """Where downloads of a kind (weights, shards) are kept; ``XDG_CACHE_HOME`` moves it."""
+    """The folder in which downloads of a kind (weights, shards) are cached.
+
+    Examples:
+        >>> cache_folder("weights").parts[-2:]
+        ('bcosvit', 'weights')
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "bcosvit" / kind
 
 
 def make_folder(path: str | Path) -> None:
-    """With those around it, where they are missing."""
+    """Makes a folder and its parents where they are missing.
+
+    Raises:
+        NotADirectoryError: A file is in the way.
+    """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -27,7 +39,17 @@ def make_folder(path: str | Path) -> None:
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place once the block succeeds."""
+    """Yields a temporary path beside ``path`` that takes its place once the block succeeds.
+
+    Raises:
+        OSError: The file cannot be written; what was at ``path`` before is still there.
+
+    Examples:
+        >>> with atomic("notes.txt") as temporary:
+        ...     _ = temporary.write_text("complete")
+        >>> Path("notes.txt").read_text()
+        'complete'
+    """
     path = Path(path)
     # Before the work rather than after it.
     if path.is_dir():

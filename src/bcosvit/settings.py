@@ -6,9 +6,20 @@ from typing import Any
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """``["b=1.5", "position=add"]`` -> ``{"b": 1.5, "position": "add"}``.
+    """Parses settings; values are Python literals (numbers, tuples, True, None), else text.
 
-    Values are read as Python literals (numbers, tuples, True, None), else as text.
+    Args:
+        settings: Each of the form ``key=value``.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        ValueError: A setting has no key or no equals sign.
+
+    Examples:
+        >>> parse_settings(["b=1.5", "position=add"])
+        {'b': 1.5, 'position': 'add'}
     """
     parsed: dict[str, Any] = {}
     for setting in settings:
