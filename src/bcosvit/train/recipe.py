@@ -8,7 +8,8 @@ augmentation of a sample depends on the seed, the epoch and the sample alone.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bcosvit.messages import unknown
 from bcosvit.models.config import Config, ModelConfig, StemConfig
@@ -29,35 +30,47 @@ RENAMED_FIELDS = {
 """Former names of fields, which records of older runs contain."""
 
 
+_MAY_BE_ZERO = frozenset({"explain_every", "num_workers", "seed", "cache_views"})
+"""Integers that need not be positive."""
+_POSITIVE = frozenset(
+    {"learning_rate", "adam_eps", "clip_value", "cache_gigabytes", "eval_crop", "ema"}
+)
+"""Numbers that may not be zero."""
+_SHARES = frozenset({"drop_after", "flip", "val_fraction", "max_skipped", "eval_crop", "ema"})
+"""Numbers that may not exceed one."""
+
+
 def _refuse(name: str, value: object, allowed: str) -> None:
     raise ValueError(f"{name} = {value!r} is not allowed: {allowed}.")
 
 
-def _check_int(name: str, value: object, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        _refuse(name, value, f"give an integer >= {least}")
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_float(
-    name: str,
-    value: object,
-    *,
-    least: float = -math.inf,
-    over: float = -math.inf,
-    most: float = math.inf,
-) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    # The comparison is false for nan as well.
-    if not (number and over < value and least <= value <= most):  # type: ignore[operator]
-        bounds = f"> {over:g}" if over > -math.inf else f">= {least:g}"
-        bounds += f" and <= {most:g}" if most < math.inf else ""
-        _refuse(name, value, f"give a number {bounds}")
-
-
-def _check_pair(name: str, value: object) -> None:
-    numbers = isinstance(value, tuple) and all(isinstance(part, int | float) for part in value)
-    if not numbers or len(value) != 2:  # type: ignore[arg-type]
-        _refuse(name, value, "give two numbers, e.g. (1, 2)")
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Refuses a value that does not fit the type of its field, or that is out of bounds."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kind = kinds[0]
+    if value is None and NoneType in kinds:
+        return
+    if kind is bool or get_origin(kind) is Literal:
+        allowed = get_args(kind) or (True, False)
+        if value not in allowed:
+            _refuse(name, value, f"choose from {', '.join(map(str, allowed))}")
+    elif get_origin(kind) is tuple:
+        if not (isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))):
+            _refuse(name, value, "give two numbers, e.g. (1, 2)")
+    elif kind is int:
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if not _is_number(value) or not isinstance(value, int) or value < least:
+            _refuse(name, value, f"give an integer >= {least}")
+    elif kind is float:
+        positive, most = name in _POSITIVE, 1.0 if name in _SHARES else math.inf
+        # The comparison is false for nan as well.
+        if not (_is_number(value) and 0 <= value <= most and not (positive and value == 0)):
+            bounds = ("> 0" if positive else ">= 0") + (" and <= 1" if most == 1 else "")
+            _refuse(name, value, f"give a number {bounds}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,38 +177,8 @@ class Recipe:
         # `--set precision=32` arrives as a number.
         object.__setattr__(self, "precision", str(self.precision))
         LOSSES.get(self.loss)
-        for name in ("epochs", "batch_size", "accumulate_grad_batches", "checkpoint_epochs"):
-            _check_int(name, getattr(self, name), least=1)
-        for name in ("explain_every", "num_workers", "seed", "cache_views"):
-            _check_int(name, getattr(self, name), least=0)
-        for name in ("image_size", "checkpoint_steps"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), least=1)
-        for name in ("learning_rate", "adam_eps", "clip_value", "cache_gigabytes"):
-            _check_float(name, getattr(self, name), over=0)
-        for name in ("weight_decay", "final_lr", "warmup_epochs"):
-            _check_float(name, getattr(self, name), least=0)
-        for name in ("drop_after", "flip", "val_fraction", "max_skipped"):
-            _check_float(name, getattr(self, name), least=0, most=1)
-        _check_float("eval_crop", self.eval_crop, over=0, most=1)
-        if self.ema is not None:
-            _check_float("ema", self.ema, over=0, most=1)
-        for name, allowed in {
-            "schedule": get_args(Schedule),
-            "precision": get_args(Precision),
-            "clip": get_args(Clipping),
-            "channels_last": (True, False),
-            "compile": (True, False),
-            "cuda_graphs": (True, False),
-            "train_backbone": (True, False, None),
-            "cache_on_device": (True, False, None),
-            "images_on_device": (True, False),
-        }.items():
-            if getattr(self, name) not in allowed:
-                _refuse(name, getattr(self, name), f"choose from {', '.join(map(str, allowed))}")
-        for name in ("betas", "crop", "rand_augment"):
-            if (pair := getattr(self, name)) is not None:
-                _check_pair(name, pair)
+        for name, hint in get_type_hints(Recipe).items():
+            _check(name, getattr(self, name), hint)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -277,32 +260,20 @@ RECIPES: Registry[RegisteredRecipe] = Registry(kind="recipe", group="bcosvit.rec
 """All recipes by name; help texts and completion list them."""
 
 
-def register_recipe(
-    name: str,
-    recipe: Recipe,
-    *,
-    summary: str,
-    command: str,
-    time: str | None = None,
-    result: str | None = None,
-    model: Config | None = None,
-) -> RegisteredRecipe:
+def register_recipe(name: str, recipe: Recipe, **about: Any) -> RegisteredRecipe:
     """Registers a recipe, so that ``bcosvit train --recipe`` and `train` find it by its name.
 
     Args:
         name: The name.
         recipe: The recipe.
-        summary: What it is for, in a few words.
-        command: The command that it is made for.
-        time: How long the command takes, where this was measured, and on what.
-        result: What the command reaches, where this was measured.
-        model: The model that is trained where none is named.
+        **about: ``summary`` and ``command`` and, where known, ``time``, ``result`` and ``model``,
+            as in `RegisteredRecipe`.
 
     Returns:
         The registered recipe.
 
     Raises:
-        ValueError: There is a recipe of this name already.
+        ValueError: There is another recipe of this name.
 
     Example:
         >>> mine = register_recipe(
@@ -314,15 +285,7 @@ def register_recipe(
         >>> get_recipe("doctest-night", epochs=200).epochs
         200
     """
-    registered = RegisteredRecipe(
-        name=name,
-        recipe=recipe,
-        summary=summary,
-        command=command,
-        time=time,
-        result=result,
-        model=model,
-    )
+    registered = RegisteredRecipe(name=name, recipe=recipe, **about)
     # An equal recipe may be registered again, as after reloading its module.
     return RECIPES.register(name, origin=repr(registered))(registered)
 
