@@ -1,7 +1,7 @@
-"""torch.hub's door to the library.
+"""Entry points for torch.hub.
 
 torch.hub.load("OWNER/bcosvit", "create_model", "bcos_vit_ti_38", num_classes=10)
-torch.hub.load("OWNER/bcosvit", "load")  # the shipped model, with its weights
+torch.hub.load("OWNER/bcosvit", "load")  # the shipped model with its weights
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 dependencies = ["torch", "torchvision", "numpy", "safetensors"]
 
-# torch.hub imports this file from a checkout where nothing needs to be installed.
+# torch.hub imports this file from a checkout without installing the package.
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 import bcosvit  # noqa: E402
@@ -18,17 +18,17 @@ from bcosvit.models.hub import DEFAULT  # noqa: E402
 
 
 def create_model(name: str, **options: Any) -> Any:
-    """A freshly initialized model by its name (``bcosvit.list_models()``) with its options."""
+    """Creates a model with random weights by its name (``bcosvit.list_models()``)."""
     return bcosvit.create_model(name, **options)
 
 
 def load(where: str = DEFAULT) -> Any:
-    """A model with weights: a shipped name, a path, https://...#sha256=..., or hf://OWNER/REPO."""
+    """Loads a shipped model, a path, https://...#sha256=..., or hf://OWNER/REPO."""
     return bcosvit.load(where)
 
 
 def load_backbone(path: str, name: str = "bcos_vit_ti_38", **options: Any) -> Any:
-    """A model whose tokenizer starts from a published DenseNet's state dict."""
+    """Creates a model and loads a published DenseNet into its tokenizer."""
     model = bcosvit.create_model(name, **options)
     bcosvit.load_backbone(model, path)
     return model

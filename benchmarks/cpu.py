@@ -1,11 +1,11 @@
-"""What being explainable costs on a CPU: ours beside timm's ViT and PyPI ``bcos``, in one run.
+"""Measures the cost of exact explanations on a CPU, compared with timm's ViT and PyPI ``bcos``.
 
     python benchmarks/cpu.py [--threads 2] [--rounds 5] [--json cpu.json]
 
-Random data, float32, 224² pictures. Everything of a comparison runs in alternating rounds, so that
-whatever else the machine does slows all of it; medians count, and only ratios are worth keeping.
-"Products alone" are the matrix products and convolutions of the same shapes, called one after the
-other with nothing around them: what oneDNN allows.
+The data are random images of 224² pixels in float32. All candidates of a comparison run in
+alternating rounds, so that other load on the machine slows all of them; the results are ratios of
+medians. "Products alone" are the matrix products and convolutions of the same shapes, called one
+after the other, which is the limit that oneDNN sets.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Runners = dict[str, Callable[[], object]]
 
 
 def race(rounds: int, runners: Runners) -> dict[str, float]:
-    """Median seconds of each, in turns; the first turn warms up."""
+    """Returns the median seconds of each; the first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
@@ -41,7 +41,7 @@ def race(rounds: int, runners: Runners) -> dict[str, float]:
 
 
 class Products(TorchDispatchMode):
-    """Notes every matrix product and convolution, to call them again with nothing around them."""
+    """Records every matrix product and convolution, in order to call them on their own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Products(TorchDispatchMode):
 
 
 def transformer(rounds: int, batch: int) -> dict[str, float]:
-    """ViT-Ti, the transformer's part with features in, beside timm's ViT-Ti with pictures in."""
+    """Compares the transformer of ViT-Ti (on features) with timm's ViT-Ti (on images)."""
     import timm
 
     peer = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
@@ -84,7 +84,7 @@ def transformer(rounds: int, batch: int) -> dict[str, float]:
 
 
 def whole(rounds: int, batch: int) -> dict[str, float]:
-    """bcos_vit_ti_38: predicting, and explaining one class and ten."""
+    """Measures bcos_vit_ti_38: predicting, and explaining one class and ten classes."""
     model = prepared_view(create_model("bcos_vit_ti_38", num_classes=10, maxout=1))
     images = torch.rand(batch, 3, 224, 224)
     return race(
@@ -98,7 +98,7 @@ def whole(rounds: int, batch: int) -> dict[str, float]:
 
 
 def densenet(rounds: int, batch: int) -> dict[str, float]:
-    """DenseNet-121 v2 beside PyPI ``bcos``' with the same weights: predicting and explaining."""
+    """Compares DenseNet-121 v2 with that of PyPI ``bcos``, with the same weights."""
     from bcos.models.densenet import densenet121
     from bcos.modules import norms
 

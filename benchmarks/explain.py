@@ -1,19 +1,20 @@
-"""How much faster inherent explanations are than what people use today, side by side.
+"""Compares the speed of inherent explanations with captum and PyPI ``bcos``.
 
     python benchmarks/explain.py [--model bcos_vit_ti_38] [--rounds 3]
 
-Two comparisons, each on one model with the same weights and pictures, in alternating rounds, so
-that whatever else the machine does slows both; the median round counts.
+There are two comparisons, each on one model with the same weights and images, in alternating
+rounds, so that other load on the machine slows both. The results are medians.
 
 1. Inherent explanations against captum's IntegratedGradients with 32 steps, on a B-cos ViT, for the
-   same batch, classes and encoded input. Captum works in passes of 8, the fastest of 1 to 32 on
-   the machine this was written on, and neither computes gradients of weights. Goal: 10 times as
-   fast.
-2. A batch of 16 against 16 calls of PyPI ``bcos``' ``explain()``, which takes one picture at a
-   time, on its DenseNet-121. Both yield W(x), contributions and color images. Goal: twice as fast.
+   same batch, classes and encoded input. Captum uses an internal batch size of 8, the fastest of 1
+   to 32 on the machine where this was written, and neither computes gradients of weights. The goal
+   is to be 10 times as fast.
+2. A batch of 16 against 16 calls of ``explain()`` of PyPI ``bcos``, which takes one image at a
+   time, on its DenseNet-121. Both return W(x), contributions and color images. The goal is to be
+   twice as fast.
 
-Leave the machine alone meanwhile: threads that wait for each other on busy cores cost both sides
-more time than the work itself.
+Run nothing else on the machine at the same time: threads that wait for each other on busy cores
+take more time than the work itself.
 """
 
 import argparse
@@ -36,7 +37,7 @@ CLASSES = 1000
 
 
 def race(rounds: int, **runners: Callable[[], Tensor]) -> dict[str, float]:
-    """Median seconds of each, in turns; the first turn warms up."""
+    """Returns the median seconds of each; the first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(rounds + 1):
         for name, run in runners.items():
@@ -70,7 +71,7 @@ def against_captum(name: str, rounds: int, batch: int) -> None:
 
 
 def peer_densenet() -> nn.Module:
-    """PyPI's network with statistics of data, or the signal dies within 121 layers."""
+    """Returns PyPI's network with batch statistics, without which the signal vanishes."""
     peer = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=CLASSES)
     with torch.no_grad():
         for module in peer.modules():

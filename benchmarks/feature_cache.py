@@ -1,11 +1,11 @@
-"""How much faster a training step is from cached features than from pictures, side by side.
+"""Compares the speed of training on cached features with training on images.
 
     python benchmarks/feature_cache.py [--model bcos_vit_ti_38] [--batch 8] [--steps 5]
 
-Both train the same transformer on the same random pictures, with Adam on binary cross-entropy; one
-pushes them through the frozen backbone in every step, the other reads its features from disk.
-Steps of the two alternate, so that whatever else the machine does slows both. Pictures come from
-memory: reading and augmenting files, which the cache saves too, is not part of the comparison.
+Both train the same transformer on the same random images, with Adam and binary cross-entropy. One
+computes the features of the frozen backbone in every step, the other reads them from disk. Steps of
+the two alternate, so that other load on the machine slows both. The images are in memory: reading
+and augmenting files, which the cache saves as well, is not part of the comparison.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bcosvit.train.feature_cache import FeatureCache, bytes_needed
 
 
 class Noise:
-    """Random pictures of ten classes."""
+    """Random images of ten classes."""
 
     def __init__(self, images: int, size: tuple[int, int]) -> None:
         self.images, self.size, self.identity = images, size, "noise"
@@ -38,7 +38,7 @@ class Noise:
 
 
 def stepper(model: VisionTransformer, forward: Callable[[Tensor], Tensor]) -> Callable[..., float]:
-    """One step of training on what ``load`` returns; how long it took."""
+    """Returns a function that trains on the result of ``load`` and returns the seconds."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learning, lr=2.5e-4)
 
@@ -79,7 +79,7 @@ def main() -> None:
         pictures = [source.sample(index, 0) for index in range(len(source))]
         from_images, from_features = stepper(model, model), stepper(model, model.from_features)
         slow, fast = [], []
-        # The first step of each warms up.
+        # The first step of each is a warm-up.
         for number in range(given.steps + 1):
             first = number % 2 * given.batch
             batch = range(first, first + given.batch)
@@ -88,7 +88,7 @@ def main() -> None:
         rates = [given.batch / median(times[1:]) for times in (slow, fast)]
     print(f"{given.model}, batch {given.batch}, {torch.get_num_threads()} thread(s), CPU")
     print(f"building the cache    {len(source) / build:8.1f} images/s, {needed >> 20} MiB on disk")
-    print(f"training on pictures  {rates[0]:8.1f} images/s")
+    print(f"training on images    {rates[0]:8.1f} images/s")
     print(
         f"training on the cache {rates[1]:8.1f} images/s, {rates[1] / rates[0]:.2f} times as many"
     )

@@ -1,11 +1,12 @@
-"""What being explainable costs on a GPU: ours beside timm's ViT and PyPI ``bcos``, in one run.
+"""Measures the cost of exact explanations on a GPU, compared with timm's ViT and PyPI ``bcos``.
 
     python benchmarks/gpu.py [--only vit,densenet,peers,sweep] [--batch 256] [--json gpu.json]
 
-Random data, bfloat16 autocast, 224² pictures; medians of CUDA events. Transformers get features in
-(the tokenizer is frozen and has its own rows), timm's gets pictures. A training step is forward,
-backward and a fused Adam step; memory is the peak over it. Every row is a ratio to timm's
-ViT-B, compiled, measured in the same run, or to what the row names.
+The data are random images of 224² pixels, with bfloat16 autocast; times are medians by CUDA events.
+The input of our transformers are features (the frozen tokenizer has its own rows), that of timm's
+are images. A training step is a forward pass, a backward pass and a fused Adam step; memory is the
+peak over a step. Every row is a ratio to timm's compiled ViT-B in the same run, or to what the row
+names.
 """
 
 import argparse
@@ -30,7 +31,7 @@ Row = dict[str, Any]
 
 
 def milliseconds(run: Callable[[], object], rounds: int = 10) -> float:
-    """The median by CUDA events, after a warm-up that also compiles."""
+    """Returns the median by CUDA events, after a warm-up that also compiles."""
     for _ in range(3):
         run()
     times = []
@@ -49,7 +50,7 @@ def autocast() -> torch.autocast:
 
 
 def naive(model: nn.Module) -> nn.Module:
-    """The same model by the reference ops: the equations as they stand, eager."""
+    """Returns the same model with the reference ops, in eager mode."""
     return view(model, mark=lambda module: {"backend": "reference"})
 
 
@@ -65,7 +66,7 @@ def inference(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
 def training(
     run: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor
 ) -> tuple[float, float]:
-    """Milliseconds and gigabytes of a step."""
+    """Returns milliseconds and gigabytes of a training step."""
     optimizer = torch.optim.Adam(parameters, lr=1e-6, fused=True)
     target = F.one_hot(torch.randint(CLASSES, (len(x),), device="cuda"), CLASSES).float()
 
@@ -80,13 +81,13 @@ def training(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     took = milliseconds(step)
-    # The parameters themselves count too: they lay there before.
+    # The parameters count, too; they were allocated before.
     own = sum(p.numel() * p.element_size() for p in parameters)
     return took, (torch.cuda.max_memory_allocated() - before + own) / 1e9
 
 
 def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]:
-    """One forward pass and an adjoint pass a class, from the logits to the features."""
+    """Runs a forward pass and one adjoint pass per class, from the logits to the features."""
     run = torch.compile(frozen_view(prepared_view(model, torch.bfloat16)).from_features)
     x = features.clone().requires_grad_()
     seeds = F.one_hot(torch.arange(10, device="cuda"), CLASSES).float()
@@ -106,7 +107,7 @@ def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]
 def ours(maxout: int, **options: Any) -> VisionTransformer:
     model = create_model("bcos_vit_b_87", num_classes=CLASSES, maxout=maxout, **options)
     assert isinstance(model, VisionTransformer)
-    # The transformer's part alone.
+    # The transformer without its tokenizer.
     model.tokenizer.backbone = nn.Identity()
     return model.cuda()
 
@@ -157,7 +158,7 @@ def vit_rows(batch: int, slow: bool) -> list[Row]:
 
 
 def densenet_rows(batch: int) -> list[Row]:
-    """The frozen tokenizer to 87 layers, inference; recorded, both ways, and launched."""
+    """Measures inference of the frozen tokenizer up to 87 layers, with and without CUDA graphs."""
     rows: list[Row] = []
     for flavor in ("v1", "v2"):
         model = create_model("bcos_vit_b_87", backbone=flavor).cuda().eval()
@@ -180,7 +181,7 @@ def densenet_rows(batch: int) -> list[Row]:
 
 
 def peer_rows(batch: int) -> list[Row]:
-    """PyPI ``bcos``, eager: its ViT-B (no MaxOut, no prior) and its DenseNet-121."""
+    """Measures PyPI ``bcos`` in eager mode: ViT-B (no MaxOut, no prior) and DenseNet-121."""
     import warnings
 
     from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
@@ -219,7 +220,7 @@ def peer_rows(batch: int) -> list[Row]:
 
 
 def sweep_rows() -> list[Row]:
-    """A training step, recorded, along one axis at a time; else ViT-S, MaxOut 2, batch 128."""
+    """Varies one property at a time of a ViT-S with MaxOut 2 at batch 128, with CUDA graphs."""
     rows: list[Row] = []
     base = {"batch": 128, "side": 224, "width": 384}
     axes = {
@@ -247,7 +248,7 @@ def sweep_rows() -> list[Row]:
 
 
 def ceilings() -> Row:
-    """What this card does at best: a large product, and a large copy."""
+    """Measures the limits of the GPU: a large matrix product and a large copy."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     product = milliseconds(lambda: a @ a)
     big = torch.randn(1 << 28, device="cuda")
@@ -263,7 +264,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="vit,densenet")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--slow", action="store_true", help="eager and reference rows too")
+    parser.add_argument(
+        "--slow", action="store_true", help="also measure eager mode and reference ops"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -289,7 +292,7 @@ def main() -> None:
 
 
 def ratios(results: dict[str, Any]) -> dict[str, float]:
-    """The table: what each costs beside a ViT that explains nothing."""
+    """Returns the table: costs relative to timm's ViT."""
     by = {row["name"]: row for row in results.get("vit", [])}
     peer = by.get("timm ViT-B/16, compiled")
     table: dict[str, float] = {}

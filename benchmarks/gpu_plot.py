@@ -1,10 +1,10 @@
-"""Draws what the sweep of ``benchmarks/gpu.py`` measured, and states the slopes.
+"""Plots the sweep that ``benchmarks/gpu.py`` measured, and prints the slopes.
 
     python benchmarks/gpu.py --only sweep --json gpu.json
     python benchmarks/gpu_plot.py gpu.json docs/figures/cost.svg
 
-Both axes are logarithmic: where a curve is straight, cost grows like size^slope. A slope is fitted
-to the upper half of an axis, where the GPU is full.
+Both axes are logarithmic: where a curve is straight, the cost grows like size^slope. The slope is
+fitted to the upper half of an axis, where the GPU is fully used.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 
-AXES = {"batch": "pictures in a batch", "tokens": "tokens a picture", "width": "width"}
+AXES = {"batch": "images per batch", "tokens": "tokens per image", "width": "width"}
 KINDS = {"training": "#c0392b", "inference": "#2563a8"}
 
 
 def slope(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
-    """Of log y over log x, from the middle of the axis up."""
+    """Fits the slope of log y over log x to the upper half of the axis."""
     half = len(x) // 2
     return float(np.polyfit(np.log(x[half:]), np.log(y[half:]), 1)[0])
 

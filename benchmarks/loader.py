@@ -1,14 +1,14 @@
-"""Images per second through our input pipeline and through timm's, on the same files.
+"""Compares the speed of our input pipeline with timm's, on the same files.
 
 Run ``python benchmarks/loader.py [FOLDER]`` (about a minute). Without a folder, JPEG files of
-500 × 375 pixels, the size of a usual ImageNet photograph, are drawn into a temporary one.
+500 × 375 pixels, the size of a typical ImageNet photograph, are drawn into a temporary folder.
 
 Both decode, take a random resized crop to 224 pixels (bilinear), flip, apply RandAugment(n=2, m=9)
 and batch float32 tensors in [0, 1], in one process and on one thread, in alternating rounds over
-all files; the median round counts. What timm is given over its defaults is in its favor: bilinear
-instead of random interpolation, no normalization. Two differences remain: timm applies each of its
-two augmentations with probability 0.5 where we always apply both, and it resamples sheared and
-rotated pictures bilinearly where we take the nearest pixel, as RandAugment's authors do.
+all files. The results are medians. timm's settings differ from its defaults in its favor: bilinear
+instead of random interpolation, and no normalization. Two differences remain: timm applies each of
+its two augmentations with probability 0.5, while we always apply both, and it resamples sheared and
+rotated images bilinearly, while we take the nearest pixel, as RandAugment's authors do.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ BATCH = 64
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="pictures to read; drawn if not given")
-    parser.add_argument("--images", type=int, default=256, help="how many pictures to use")
-    parser.add_argument("--rounds", type=int, default=7, help="passes over them for each pipeline")
+    parser.add_argument("folder", nargs="?", type=Path, help="images to read; drawn if not given")
+    parser.add_argument("--images", type=int, default=256, help="how many images to use")
+    parser.add_argument("--rounds", type=int, default=7, help="passes over all images per pipeline")
     parser.add_argument("--size", type=int, default=224, help="side of the crop")
     options = parser.parse_args()
     try:
@@ -56,7 +56,7 @@ def main() -> None:
             f"timm {timm.__version__}": theirs(root, options.size),
         }
         kind = options.folder or "drawn, 500 × 375"
-        print(f"{len(list_images(root))} pictures ({kind}), {options.rounds} rounds each")
+        print(f"{len(list_images(root))} images ({kind}), {options.rounds} rounds each")
         rates = measure(loaders, options.rounds)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def prepare(root: Path, given: Path | None, count: int) -> None:
-    """Lay the files into class folders, as links or drawn, so that both read the same ones."""
+    """Puts the files into class folders, as links or drawn, so that both read the same ones."""
     sources = list_images(given)[:count] if given else [None] * count
     rng = np.random.default_rng(0)
     for number, source in enumerate(sources):
@@ -81,7 +81,7 @@ def prepare(root: Path, given: Path | None, count: int) -> None:
 
 
 def draw(rng: np.random.Generator) -> Image.Image:
-    """Noise at several scales, as detailed as a photograph: about 100 kB as JPEG."""
+    """Draws noise at several scales, as detailed as a photograph: about 100 kB as JPEG."""
     picture = np.zeros((375, 500, 3), np.float32)
     for cells, strength in ((4, 60), (16, 40), (64, 25), (500, 16)):
         noise = rng.normal(0, strength, (cells * 3 // 4, cells, 3)) + 32

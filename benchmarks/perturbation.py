@@ -1,19 +1,20 @@
-"""Pixel perturbation by us and by Quantus' PixelFlipping, on the same model, images and maps.
+"""Compares our pixel perturbation with Quantus' PixelFlipping on the same model, images and maps.
 
-Run ``python benchmarks/perturbation.py`` (a small model from scratch, a minute or two), or with a
-model's name, such as ``bcos_vit_ti_38 --images 2 --rounds 1`` (minutes). Quantus is not installed
-with the package: ``pip install quantus`` into an environment of its own that sees this one's.
+Run ``python benchmarks/perturbation.py`` (a small model from scratch, one or two minutes), or pass
+the name of a model, such as ``bcos_vit_ti_38 --images 2 --rounds 1`` (minutes). It needs
+``pip install quantus``.
 
-Both zero pixels in the model's own encoding, most and least important first, and record the
-confidence in the true class while up to 1/4 of the pixels go; the largest difference between their
-results where they share a point is printed. Maps are made beforehand and cost neither anything.
-All run batches of the same size in alternating rounds, and the median round counts.
+Both set pixels of the model's encoding to zero, most and least important first, and record the
+confidence in the true class until 1/4 of the pixels are removed. The script prints the largest
+difference between their results at common points. The maps are computed beforehand and are not part
+of the comparison. All run batches of the same size in alternating rounds; the results are medians.
 
-PixelFlipping always goes on to the last pixel, and its steps must divide the pixels of a channel
-while channels count as features of their own. So it is run twice. ``channels`` is how it is meant
-to be called: the encoding as it is, and the fewest steps that are no coarser than ours and meet
-1/4. ``tall`` is in its favor: the encoding as one tall channel, which allows our very steps. The
-ratio of times is split into that of pictures that went through the model, and the rest.
+PixelFlipping always continues to the last pixel, and its steps must divide the pixels of a channel,
+where every channel of a pixel is a separate feature. Therefore it is run twice. ``channels`` is its
+intended use: the encoding as it is, and the smallest number of steps that are no coarser than ours
+and include 1/4. ``tall`` is in its favor: the encoding as one tall channel, which allows exactly
+our steps. The ratio of times is split into the ratio of images that pass through the model, and the
+rest.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from bcosvit.models import Classifier
 METRIC = PixelPerturbation()
 
 Curves = dict[float, Tensor]
-"""By share of pixels removed: confidences [B, 2]."""
+"""Confidences [B, 2] by the share of removed pixels."""
 Result = tuple[Curves, int]
-"""And how many pictures went through the model for them."""
+"""Confidences, and how many images passed through the model for them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", nargs="?", help="its name; by default a small one, 64 pixels")
-    parser.add_argument("--images", type=int, default=32, help="how many pictures to perturb")
-    parser.add_argument("--batch", type=int, default=16, help="pictures in a forward pass")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, after one to warm up")
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("model", nargs="?", help="the name; by default a small model of 64 pixels")
+    parser.add_argument("--images", type=int, default=32, help="how many images to perturb")
+    parser.add_argument("--batch", type=int, default=16, help="images per forward pass")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, after a warm-up")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     options = parser.parse_args()
-    # Quantus imports torchvision, which has one door.
+    # Quantus imports torchvision, which is imported in one place only.
     assert torchvision
     try:
         import quantus
@@ -100,7 +101,7 @@ def ours(
 
 
 class Sure(nn.Module):
-    """Confidences from an encoding, which may come as one channel [B, 1, C·H, W]."""
+    """Computes confidences from an encoding, which may be one tall channel [B, 1, C·H, W]."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ def measure(
             start = time.perf_counter()
             results[name] = run()
             seconds[name].append(time.perf_counter() - start)
-    # The first round warms up the allocators.
+    # The first round is a warm-up.
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}, results
 
 
@@ -175,14 +176,14 @@ def report(seconds: dict[str, float], results: dict[str, Result]) -> None:
     curves, pictures = results["bcosvit"]
     for name, (other, count) in results.items():
         each = seconds[name] / count
-        print(f"{name:18s} {seconds[name]:7.2f} s, {count} pictures, {1e3 * each:.2f} ms each")
+        print(f"{name:18s} {seconds[name]:7.2f} s, {count} images, {1e3 * each:.2f} ms each")
         if name == "bcosvit":
             continue
         shared = curves.keys() & other.keys()
         difference = max(float((curves[share] - other[share]).abs().max()) for share in shared)
         print(
             f"  ratio {seconds[name] / seconds['bcosvit']:.2f} = {count / pictures:.2f} for "
-            f"pictures × {each * pictures / seconds['bcosvit']:.2f} for the rest; at "
+            f"images × {each * pictures / seconds['bcosvit']:.2f} for the rest; at "
             f"{len(shared)} shared points they differ by {difference:.1e} at most"
         )
 

@@ -1,8 +1,7 @@
-"""The `quick` recipe on drawn scenes: accuracy, seconds, and how much of an explanation lies on the
-object.
+"""Measures the `quick` recipe on drawn scenes: accuracy, time, and contributions on the object.
 
-    python benchmarks/quick.py               # a few minutes at most, two cores
-    python benchmarks/quick.py --position    # `mul` against `none` where position matters, 3 seeds
+python benchmarks/quick.py               # a few minutes at most, two cores
+python benchmarks/quick.py --position    # `mul` against `none` where position matters, 3 seeds
 """
 
 import argparse
@@ -23,7 +22,7 @@ SIZE = QUICK_MODEL.image_size[0]
 
 
 def run(data: str, **settings: object) -> tuple[Run, float, Classifier]:
-    """Trains by `quick`; what came out, the seconds it took, drawing included, and the model."""
+    """Trains with `quick`; returns the run, the seconds (including drawing) and the model."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         finished = train(data, out=Path(folder) / "run", settings={"explain_every": 0, **settings})
@@ -33,7 +32,7 @@ def run(data: str, **settings: object) -> tuple[Run, float, Classifier]:
 
 
 def share_on_object(model: Classifier, scenes: Scenes) -> tuple[float, float]:
-    """Mean share of positive contribution inside the mask, and mean share of area of the mask."""
+    """Returns the mean share of positive contributions inside the mask, and its mean area."""
     inside, area = [], []
     for index in range(len(scenes)):
         scene = scenes[index]
@@ -45,18 +44,18 @@ def share_on_object(model: Classifier, scenes: Scenes) -> tuple[float, float]:
 
 
 def quick() -> None:
-    """Accuracy, time and localization."""
+    """Prints accuracy, time and localization."""
     finished, seconds, model = run(f"scenes?size={SIZE}")
-    print(f"validation accuracy  {finished.accuracy:.1%}   (asked for: 95 %)")
-    print(f"seconds              {seconds:.0f}     (allowed: 120 on two cores)")
+    print(f"validation accuracy  {finished.accuracy:.1%}   (goal: 95 %)")
+    print(f"seconds              {seconds:.0f}     (goal: 120 on two cores)")
     inside, area = share_on_object(model, Scenes("val", size=SIZE))
     print(f"positive contribution inside the object's mask {inside:.1%}, its area {area:.1%}")
-    print(f"ratio                {inside / area:.2f}×   (asked for: 3×)")
+    print(f"ratio                {inside / area:.2f}×   (goal: 3×)")
 
 
 def position() -> None:
-    """`mul` against `none` at equal budget, told apart by where things lie and nothing else."""
-    # A mirrored or cropped scene may belong to another class; at 2e-3 the priors do not get going.
+    """Compares the priors `mul` and `none` where only positions determine the class."""
+    # A mirrored or cropped scene may belong to another class; at 2e-3 the priors do not train.
     settings = {"epochs": 14, "learning_rate": 1e-3, "flip": 0.0, "crop": (1.0, 1.0)}
     for prior in ("mul", "none"):
         scores = [

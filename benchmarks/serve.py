@@ -1,11 +1,12 @@
-"""Fifty users of `bcosvit serve` at once for a minute: errors, mixed results, memory, latencies.
+"""Simulates fifty concurrent users of `bcosvit serve` for a minute.
 
     python benchmarks/serve.py --weights runs/scenes/best.safetensors
     python benchmarks/serve.py                   # a small model with random weights
 
-Every user has a picture of their own and asks for explanations and regions of it, class after
-class. Every answer is compared with what the same picture gives without a server. Users and server
-share the machine, so latencies include the users' own work.
+It prints errors, mixed-up results, memory and latencies. Every user has one image and requests
+explanations and regions of it, class by class. Every answer is compared with the result for the
+same image without a server. Users and server share the machine, so latencies include the work of
+the users.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from bcosvit.web.answers import Answers, Box
 
 @dataclass
 class Tally:
-    """What all users saw."""
+    """The results of all users."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class User:
-    """A picture, and what is true about it: for each class the sum, and that of the left half."""
+    """An image and its true sums: for each class in total, and over the left half."""
 
     path: Path
     sums: list[float]
@@ -75,23 +76,23 @@ def users(answers: Answers, count: int, folder: Path) -> list[User]:
 
 
 def same(got: Any, expected: Any) -> Any:
-    """Up to rounding, which differs between processes."""
+    """Compares up to rounding, which differs between processes."""
     return np.isclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def told_apart(people: list[User]) -> float:
-    """The share of pairs of users whose sums for a class the comparison would not confuse."""
+def different(people: list[User]) -> float:
+    """Returns the share of pairs of users whose sums for a class differ."""
     sums = np.array([user.sums for user in people])
     alike = same(sums[:, None], sums[None]).sum() - sums.size
     return 1 - alike / (sums.size * (len(people) - 1))
 
 
 async def call(client: httpx.AsyncClient, name: str, data: list[Any]) -> dict[str, Any]:
-    """One request of the API, both of its steps."""
+    """Sends a request to the API, which takes two steps."""
     started = await client.post(f"/gradio_api/call/{name}", json={"data": data})
     started.raise_for_status()
-    told = await client.get(f"/gradio_api/call/{name}/{started.json()['event_id']}")
-    *_, event, answer = (line for line in told.text.splitlines() if line)
+    streamed = await client.get(f"/gradio_api/call/{name}/{started.json()['event_id']}")
+    *_, event, answer = (line for line in streamed.text.splitlines() if line)
     if event != "event: complete":
         raise RuntimeError(f"{event}, {answer}")
     return json.loads(answer.removeprefix("data: "))[0]
@@ -169,13 +170,13 @@ def main() -> None:
             size = answers.predictor.transform.image_size
             tally = asyncio.run(everybody(address, server.pid, people, size, given.seconds))
             server.terminate()
-    print(f"pictures told apart by their sums: {told_apart(people):.2%} of all pairs")
-    told(tally, given.users, given.seconds, start)
+    print(f"images with different sums: {different(people):.2%} of all pairs")
+    report(tally, given.users, given.seconds, start)
 
 
-def told(tally: Tally, count: int, seconds: float, start: float) -> None:
+def report(tally: Tally, count: int, seconds: float, start: float) -> None:
     print(f"{count} users, {seconds:g} s: {len(tally.seconds)} answers", end=" ")
-    print(f"({len(tally.seconds) / seconds:.1f} a second)")
+    print(f"({len(tally.seconds) / seconds:.1f} per second)")
     print(f"errors        {len(tally.errors)}", *tally.errors[:3], sep="\n  ")
     print(f"mixed results {len(tally.mixed)}", *tally.mixed[:3], sep="\n  ")
     for share in (50, 90, 99, 100):

@@ -1,9 +1,9 @@
-"""Inherent explanations beside captum's, through the same calls.
+"""Compares inherent explanations with captum's, through captum's interface.
 
     python examples/captum_example.py
 
-Needs ``pip install captum``. The model is small and its weights are random: what is shown is how
-the two fit together, not how good an explanation is.
+Needs ``pip install captum``. The model is small and its weights are random: the example shows how
+to use the two libraries together, not how good an explanation is.
 """
 
 import torch
@@ -15,7 +15,7 @@ from bcosvit.attribution.interop import CaptumStyle
 
 
 def jitter(inputs: torch.Tensor, radius: float = 0.02) -> torch.Tensor:
-    """A little noise that keeps pictures in [0, 1]."""
+    """Adds a little noise and keeps images in [0, 1]."""
     return (inputs + radius * (2 * torch.rand_like(inputs) - 1)).clamp(0, 1)
 
 
@@ -38,7 +38,7 @@ def main() -> dict[str, torch.Tensor]:
         if method.has_convergence_delta():
             _, delta = method.attribute(images, target=target, return_convergence_delta=True)
             print(f"  largest error {delta.abs().max().item():.1e}", end="")
-        # Captum's metrics take the same objects.
+        # Captum's metrics accept these objects, too.
         change = sensitivity_max(
             method.attribute, images, jitter, n_perturb_samples=2, target=target
         )

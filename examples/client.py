@@ -1,10 +1,10 @@
-"""Asks a running `bcosvit serve` about a picture.
+"""Sends an image to a running `bcosvit serve`.
 
     bcosvit serve --weights best.safetensors
     python examples/client.py photo.jpg --server http://127.0.0.1:7860
 
-Needs ``pip install gradio_client``, nothing else. Writes the map, the overlay, the colors of W(x)
-and a report beside each other into a folder.
+Needs ``pip install gradio_client``, nothing else. Writes the map, the overlay, W(x) in color and a
+report into a folder.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from gradio_client import Client, handle_file
 
 
 def ask(server: str, photo: str | Path, out: str | Path) -> dict[str, Any]:
-    """What the server says about the picture's surest class; files go to ``out``."""
+    """Returns the answer for the most confident class and writes files to ``out``."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     client = Client(server, verbose=False, analytics_enabled=False, download_files=folder / "raw")
@@ -28,10 +28,10 @@ def ask(server: str, photo: str | Path, out: str | Path) -> dict[str, Any]:
     for entry in top:
         print(f"  {entry['class']:24} {entry['probability']:.1%}")
 
-    # "" stands for the surest class and for the model's first method.
+    # "" stands for the most confident class and for the model's default method.
     numbers, *pictures = client.predict(picture, "", "", 0.75, False, api_name="/explain")
     for name, path in zip(("map", "overlay", "colors"), pictures, strict=True):
-        # Only B-cos models have colors.
+        # Only B-cos models have color images.
         if path is not None:
             shutil.copy(path, folder / f"{name}.png")
 

@@ -1,8 +1,8 @@
-"""The main job, end to end, on what ships with the project: what `make demo` runs.
+"""Goes through the main features with drawn images; `make demo` runs this script.
 
-Explains pictures with the shipped weights, then trains a small B-cos ViT from scratch on drawn
-scenes, explains pictures that it has not seen, and measures its explanations against other
-methods. A few minutes on two cores; one page leads to everything.
+It explains images with the shipped weights, trains a small B-cos ViT from scratch on drawn scenes,
+explains scenes that the model has not seen, and compares its explanations with other methods. This
+takes a few minutes on two cores. The last line printed is the path of a page with all results.
 """
 
 import shutil
@@ -32,7 +32,7 @@ def main() -> None:
     console = Console()
     shutil.rmtree(OUT, ignore_errors=True)
 
-    console.rule(f"1  Explain pictures with the shipped weights, {DEFAULT}")
+    console.rule(f"1  Explain images with the shipped weights, {DEFAULT}")
     draw(OUT / "drawings")
     explain_pictures(
         [OUT / "drawings"],
@@ -47,7 +47,7 @@ def main() -> None:
     console.rule("2  Train a B-cos ViT on drawn scenes")
     run = train(f"scenes?size={SIZE}", out=OUT / "run", recipe="quick")
 
-    console.rule("3  Explain pictures that it has not seen")
+    console.rule("3  Explain scenes that the model has not seen")
     pictures = OUT / "pictures"
     pictures.mkdir()
     unseen = Scenes("val", size=SIZE)
@@ -68,11 +68,11 @@ def main() -> None:
     )
     report = OUT / "report.html"
     write_report(report, run.accuracy, found.summary())
-    console.print(f"\nLook at {report.resolve()}", soft_wrap=True, highlight=False)
+    console.print(f"\nThe report is {report.resolve()}", soft_wrap=True, highlight=False)
 
 
 def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
-    """One page with the pictures, and links to the reports of every step."""
+    """Writes one page with images, and links to the reports of all steps."""
     lead = paragraph("What `make demo` did, step by step.")
     ending = foot(command_line(), {"weights": DEFAULT, "methods": METHODS}, versions())
     areas = summary["perturbation"]["abc"]
@@ -83,7 +83,7 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
         write(
             _section(
                 "Explained with the shipped weights",
-                "One drawn picture, two classes: each finds its own half.",
+                "One drawn image, two classes; the evidence for each class is in its own half.",
                 element("div", *shown, class_="panels"),
                 link="shipped.html",
             )
@@ -91,7 +91,7 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
         write(
             _section(
                 "Trained on drawn scenes",
-                f"A small B-cos ViT, {accuracy:.1%} right on scenes that it has not seen.",
+                f"A small B-cos ViT with an accuracy of {accuracy:.1%} on unseen scenes.",
                 _figure(OUT / "run" / "curves.png"),
                 link="explanations.html",
             )
@@ -99,9 +99,9 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
         write(
             _section(
                 "Measured",
-                "Accuracy, localization, perturbation and masks, every method beside the others.",
+                "Accuracy, localization, perturbation and masks, for several methods.",
                 table(
-                    "Every method by two metrics; more is better.",
+                    "All methods by two metrics; higher is better.",
                     ("Method", "Localization", "Perturbation (ABC)"),
                     [
                         (method_title(name), f"{score['mean']:.3f}", f"{areas[name]['mean']:.3f}")
@@ -116,7 +116,7 @@ def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
 
 
 def _section(title: str, words: str, *content: Html, link: str) -> Html:
-    more = element("p", element("a", plain(f"All of it: {link}"), href=link))
+    more = element("p", element("a", plain(f"Full report: {link}"), href=link))
     return element("section", element("h2", plain(title)), paragraph(words), *content, more)
 
 

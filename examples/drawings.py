@@ -1,8 +1,8 @@
-"""Pictures that the shipped model knows, drawn with a few lines of code: nobody's photographs.
+"""Draws images of classes that the shipped model knows, so that no photographs are needed.
 
     python examples/drawings.py pictures/
 
-writes a golf ball, a parachute, and both in one picture, where each class has its own half.
+writes images of a golf ball, of a parachute, and of both side by side.
 """
 
 import math
@@ -16,13 +16,13 @@ SIDE = 256
 
 
 def golf_ball(seed: int = 0) -> Image.Image:
-    """A lit sphere with dimples on grass."""
+    """Draws a lit sphere with dimples on grass."""
     grass = _grass(np.random.default_rng(seed))
     y, x = np.mgrid[:SIDE, :SIDE]
     u, v = (x - 128) / 70, (y - 140) / 70
     depth = np.sqrt(np.clip(1 - u**2 - v**2, 0, 1))
     light = np.clip(0.25 + 0.75 * (0.7 * depth - 0.4 * u - 0.6 * v), 0, 1)
-    # Dimples lie in rows on the sphere, every other row shifted by half a dimple.
+    # Dimples form rows on the sphere; every other row is shifted by half a dimple.
     across, down = 9 * np.arcsin(np.clip(u, -1, 1)), 10.3 * np.arcsin(np.clip(v, -1, 1))
     dx, dy = (across + 0.5 * (np.floor(down) % 2)) % 1 - 0.5, down % 1 - 0.5
     dimple = np.where(np.hypot(dx, dy) < 0.38, 0.8 + 0.2 * dx + 0.4 * dy, 1)
@@ -34,7 +34,7 @@ def golf_ball(seed: int = 0) -> Image.Image:
 
 
 def parachute() -> Image.Image:
-    """A striped canopy, its lines and somebody below it, in front of the sky."""
+    """Draws a striped canopy with its lines and a person below it, in front of the sky."""
     y, _ = np.mgrid[:SIDE, :SIDE]
     sky = _image(np.stack([90 + 0.35 * y, 150 + 0.25 * y, np.full(y.shape, 225.0)], -1))
     pen = ImageDraw.Draw(sky)
@@ -58,7 +58,7 @@ def parachute() -> Image.Image:
 
 
 def both() -> Image.Image:
-    """The golf ball on the left, the parachute on the right."""
+    """Draws the golf ball on the left and the parachute on the right."""
     picture = Image.new("RGB", (SIDE, SIDE))
     picture.paste(golf_ball().resize((SIDE // 2, SIDE)), (0, 0))
     picture.paste(parachute().resize((SIDE // 2, SIDE)), (SIDE // 2, 0))
@@ -66,7 +66,7 @@ def both() -> Image.Image:
 
 
 def draw(folder: Path) -> None:
-    """Writes all of them as PNG files."""
+    """Writes all drawings as PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in {
         "golf ball": golf_ball(),

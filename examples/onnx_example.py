@@ -1,4 +1,4 @@
-"""Runs an exported model with its explanation: ONNX Runtime, Pillow and NumPy, nothing else.
+"""Runs an exported model with its explanation, using only ONNX Runtime, Pillow and NumPy.
 
 bcosvit export --with-explanation --out model.onnx
 python examples/onnx_example.py model.onnx photo.jpg contributions.png
@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def prepare(path: str, size: int, resize: int) -> np.ndarray:
-    """[1, 3, size, size], RGB in [0, 1]: the short side resized, the center cut out."""
+    """Resizes the short side and crops the center; returns [1, 3, size, size], RGB in [0, 1]."""
     picture = Image.open(path).convert("RGB")
     scale = resize / min(picture.size)
     width, height = (max(resize, int(side * scale)) for side in picture.size)
@@ -28,12 +28,12 @@ def main(model: str, photo: str, out: str) -> None:
     notes = session.get_modelmeta().custom_metadata_map
     classes, given = json.loads(notes["bcosvit.classes"]), json.loads(notes["bcosvit.input"])
     image = prepare(photo, given["size"][0], given["resize_short_side"])
-    # The class to explain; -1 is the predicted one.
+    # The class to explain; -1 stands for the predicted class.
     feed = {"image": image, "target": np.array([-1])}
     logits, contributions, _ = session.run(None, feed)
     predicted = classes[logits[0].argmax()]
     print(f"{predicted}: logit {logits.max():.2f}, of which {contributions.sum():.2f} from pixels")
-    # Red speaks for the class, blue against it.
+    # Red is evidence for the class, blue is evidence against it.
     strength = np.clip(contributions[0] / np.percentile(np.abs(contributions), 99.5), -1, 1)
     red, blue = 1 - np.clip(-strength, 0, 1), 1 - np.clip(strength, 0, 1)
     colors = np.stack([red, 1 - np.abs(strength), blue], -1)

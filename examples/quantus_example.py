@@ -1,9 +1,9 @@
-"""Inherent explanations inside Quantus' metrics.
+"""Evaluates inherent explanations with Quantus' metrics.
 
     python examples/quantus_example.py
 
-Needs ``pip install quantus``. The model is small and its weights are random: what is shown is how
-the two fit together, not how good an explanation is.
+Needs ``pip install quantus``. The model is small and its weights are random: the example shows how
+to use the two libraries together, not how good an explanation is.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def main() -> dict[str, list[float]]:
         }
         for name, metric in metrics.items():
             found = metric(**batch, explain_func=quantus_explain_func(method), channel_first=True)
-            # A number an image, or a curve, of which the mean is shown.
+            # One number per image, or one curve per image, of which the mean is printed.
             scores[f"{method} {name}"] = [float(np.mean(value)) for value in found]
             numbers = ", ".join(f"{value:.3f}" for value in scores[f"{method} {name}"])
             print(f"{method:9} {name:14} {numbers}")
