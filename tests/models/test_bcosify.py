@@ -149,6 +149,12 @@ def test_refused_by_name_and_place(function, named: str) -> None:
         bcosify(Refused(function), image_size=16)
 
 
+def attention_by_hand(x: Tensor) -> Tensor:
+    query, key = x.flatten(2).transpose(1, 2).chunk(2, -1)
+    matrix = (query @ key.transpose(1, 2)).softmax(-1)
+    return (matrix @ x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -157,6 +163,11 @@ def test_refused_by_name_and_place(function, named: str) -> None:
         lambda x: torch.sigmoid(x).mean(1, keepdim=True) * x,
         lambda x: x - x.mean((2, 3), keepdim=True) + 0.5,
         lambda x: x.relu_().add_(1),
+        lambda x: torch.cat([x.chunk(2, 1)[0] * x.chunk(2, 1)[1].sin().exp()] * 2, 1),
+        lambda x: torch.cat([x.chunk(2, 1)[0] * F.silu(x.chunk(2, 1)[1])] * 2, 1),
+        lambda x: attention_by_hand(x),
+        lambda x: torch.addcmul(x, x.sigmoid(), x, value=0.5),
+        lambda x: x.flatten(2).reshape(x.shape) + x.flatten(1).view_as(x),
         F.hardtanh,
         F.elu,
         F.mish,

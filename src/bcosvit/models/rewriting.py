@@ -256,7 +256,11 @@ class Writer:
         if number in self.analysis.path:
             return self._on_path(number, step)
         if step.call == "item":
-            return self.emit("item", "", [self.value(a, on_path=True) for a in step.args])
+            # A tuple cannot be frozen, but what is taken out of it can.
+            item = self.emit("item", "", [self.value(a, on_path=True) for a in step.args])
+            if step.args[0].step not in self.analysis.path:
+                return item
+            return self.shared("Freeze", "freeze", {}, item)
         return self._plain(step, on_path=step.name == "size")
 
     def _plain(self, step: Step, *, on_path: bool) -> Variable:

@@ -198,8 +198,8 @@ class Recorder(TorchFunctionMode):
             return value.ref
         if isinstance(value, slice):
             return slice(*map(self.refer, (value.start, value.stop, value.step)))
-        if isinstance(value, torch.Size):
-            return tuple(value)
+        if isinstance(value, torch.Size | TrackedShape):
+            return tuple(map(self.refer, value))
         if not isinstance(value, Tensor):
             return value
         if id(value) in self._refs:
@@ -319,14 +319,15 @@ def _is_tracked(value: Any) -> bool:
 
 
 def _map(function: Callable[[Any], Any], tree: Any) -> Any:
-    return tree_map(function, tree, is_leaf=lambda v: isinstance(v, _Tracked | slice | torch.Size))
+    leaves = (_Tracked, slice, torch.Size, TrackedShape)
+    return tree_map(function, tree, is_leaf=lambda value: isinstance(value, leaves))
 
 
 def _plain(tree: Any) -> Any:
     def leaf(value: Any) -> Any:
         if isinstance(value, slice):
             return slice(plain(value.start), plain(value.stop), plain(value.step))
-        return plain(value)
+        return tuple(map(plain, value)) if isinstance(value, TrackedShape) else plain(value)
 
     return tree_map(leaf, tree, is_leaf=_is_tracked)
 
@@ -340,6 +341,11 @@ def _normalize(
 ) -> Tensor:
     """`F.normalize` as a division, whose parts are recorded apart."""
     return input / torch.linalg.vector_norm(input, p, dim, keepdim=True).clamp_min(eps)
+
+
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    product = tensor1 * tensor2
+    return input + (product if value == 1 else value * product)
 
 
 def _multi_head_attention(
@@ -402,6 +408,11 @@ def _multi_head_attention(
 
 _DECOMPOSED: dict[Any, Callable[..., Any]] = {
     F.normalize: _normalize,
+    torch.addcmul: _addcmul,
+    Tensor.addcmul: _addcmul,
+    Tensor.reshape_as: lambda x, other: x.reshape(other.shape),
+    Tensor.view_as: lambda x, other: x.reshape(other.shape),
+    Tensor.expand_as: lambda x, other: x.expand(other.shape),
     F.multi_head_attention_forward: _multi_head_attention,
 }
 
