@@ -1,4 +1,4 @@
-# `make test` and `make demo` work on a machine where nothing was installed by hand.
+# `make test` and `make demo` need Python and make only; they create a virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One process a core with one thread each: small tensors gain nothing from threads.
+# One thread per process: small tensors do not benefit from several threads.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2
 
@@ -26,7 +26,7 @@ test-slow: $(READY)
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py
 
-# Warnings are errors, and nothing is fetched; site/index.html opens from the disk.
+# Warnings are errors, and nothing is downloaded; site/index.html opens from the disk.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -47,7 +47,7 @@ def race(rounds: int, **runners: Callable[[], Tensor]) -> dict[str, float]:
     return {name: median(each[1:]) for name, each in times.items()}
 
 
-def tell(title: str, seconds: dict[str, float], ours: str, goal: float) -> None:
+def report(title: str, seconds: dict[str, float], ours: str, goal: float) -> None:
     print(title, flush=True)
     for name, each in seconds.items():
         print(f"  {name:26} {each:8.3f} s")
@@ -67,7 +67,7 @@ def against_captum(name: str, rounds: int, batch: int) -> None:
         return captum.attribute(encoded, target=target, n_steps=32, internal_batch_size=8).sum(1)
 
     seconds = race(rounds, inherent=lambda: explain(model, images, target).map, captum=theirs)
-    tell(f"{name}, {batch} picture(s): W(x)·x against IntGrad, 32 steps", seconds, "inherent", 10)
+    report(f"{name}, {batch} image(s): W(x)·x against IntGrad, 32 steps", seconds, "inherent", 10)
 
 
 def peer_densenet() -> nn.Module:
@@ -105,8 +105,8 @@ def against_peer(rounds: int, batch: int) -> None:
 
     difference = (ours() - theirs()).norm() / theirs().norm()
     seconds = race(rounds, bcosvit=ours, bcos=theirs)
-    tell(
-        f"DenseNet-121, {batch} pictures: one batch against {batch} calls of bcos "
+    report(
+        f"DenseNet-121, {batch} images: one batch against {batch} calls of bcos "
         f"(contributions agree to {difference:.0e})",
         seconds,
         "bcosvit",

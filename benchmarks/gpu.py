@@ -168,7 +168,7 @@ def densenet_rows(batch: int) -> list[Row]:
         row: Row = {
             "name": f"DenseNet-121 {flavor} to 87",
             "naive": inference(plain, x),
-            "naive, recorded": inference(CUDAGraphRunner(plain), x),
+            "naive, CUDA graph": inference(CUDAGraphRunner(plain), x),
             "ours, launched": inference(ready, x),
             "ours": inference(CUDAGraphRunner(ready), x),
         }
@@ -200,15 +200,15 @@ def peer_rows(batch: int) -> list[Row]:
     dense = densenet121(norm_layer=norms.NoBias(norms.BatchNormUncentered2d), num_classes=CLASSES)
     mine = create_model("bcos_densenet121", flavor="v2", num_classes=CLASSES)
     rows: list[Row] = []
-    for name, model, size, channels, recorded in (
+    for name, model, size, channels, graphed in (
         ("bcos simple_vit_b", vit, batch, 6, False),
         ("bcos densenet121", dense, batch // 2, 6, False),
         ("ours DenseNet-121 v2, launched", mine, batch // 2, 3, False),
-        ("ours DenseNet-121 v2, recorded", mine, batch // 2, 3, True),
+        ("ours DenseNet-121 v2, CUDA graph", mine, batch // 2, 3, True),
     ):
         model = model.cuda().train()
         x = torch.rand(size, channels, 224, 224, device="cuda")
-        run = CUDAGraphRunner(model) if recorded else model
+        run = CUDAGraphRunner(model) if graphed else model
         took, memory = training(run, list(model.parameters()), x)
         model.eval()
         row: Row = {"name": f"{name}, batch {size}", "inference": inference(run, x)}
@@ -308,7 +308,7 @@ def ratios(results: dict[str, Any]) -> dict[str, float]:
         table[f"MaxOut {maxout}: ten classes ÷ one"] = row["explanation_10"] / row["explanation"]
     for row in results.get("densenet", []):
         table[f"{row['name']}: inference ÷ reference ops"] = row["ratio"]
-        table[f"{row['name']}: both recorded"] = row["ours"] / row["naive, recorded"]
+        table[f"{row['name']}: both as CUDA graphs"] = row["ours"] / row["naive, CUDA graph"]
     return table
 
 

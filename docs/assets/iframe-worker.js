@@ -1,5 +1,5 @@
-// Browsers refuse workers to pages that were opened from a disk. There the search runs in a hidden
-// frame instead, which takes and sends messages as a worker does.
+// Browsers do not allow workers on pages that are opened from a disk. There the search runs in a
+// hidden frame instead, which receives and sends messages like a worker.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {

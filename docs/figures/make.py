@@ -1,9 +1,9 @@
-"""Draws the figures of `docs/idea.md`, from drawn scenes and a small model that learned them.
+"""Draws the figures of `docs/idea.md` with drawn scenes and a small model trained on them.
 
-    python docs/figures/make.py                                 # trains the model first, minutes
-    python docs/figures/make.py --weights best.safetensors      # with one of `bcosvit train`
+    python docs/figures/make.py                                 # trains the model first (minutes)
+    python docs/figures/make.py --weights best.safetensors      # with existing weights
 
-The model is that of `bcosvit train "scenes?size=48" --out DIR`. Everything is seeded, so that the
+The model is the result of `bcosvit train "scenes?size=48" --out DIR`. Everything is seeded, so the
 same machine draws the same files.
 """
 
@@ -34,7 +34,7 @@ SIZE = 48
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", help="Of a model for the drawn scenes; without, it is trained")
+    parser.add_argument("--weights", help="A model of the drawn scenes; by default it is trained")
     weights = parser.parse_args().weights
     matplotlib.rcParams.update({"svg.hashsalt": "bcosvit", "font.size": 10, "text.color": INK})
     two_vectors()
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def two_vectors() -> None:
-    """One B-cos unit on two numbers: its row of W(x), and its gradient."""
+    """Draws the row of W(x) and the gradient of one B-cos unit with two inputs."""
     unit = BcosLinear(2, 1).double()
     angle = np.deg2rad(20)
     with torch.no_grad():
@@ -114,7 +114,7 @@ COLORS = {
 
 
 def six_channels() -> None:
-    """How alike colors look to a unit that sees their direction alone."""
+    """Draws the cosines between colors in three and in six channels."""
     pixels = torch.tensor(list(COLORS.values()), dtype=torch.float64)
     encoded = BcosEncoding().encode(pixels[:, :, None, None])[:, :, 0, 0]
     figure = Figure(figsize=(7.6, 3.9), layout="constrained")
@@ -151,7 +151,7 @@ def six_channels() -> None:
 
 
 def scenes(model: Classifier, count: int) -> tuple[Tensor, Tensor, list[str]]:
-    """The first unseen scenes of different classes that the model gets right."""
+    """Returns the first unseen scenes of different classes that the model classifies correctly."""
     unseen = Scenes("val", size=SIZE)
     pictures, labels = [], []
     for index in range(len(unseen)):
@@ -167,7 +167,7 @@ def scenes(model: Classifier, count: int) -> tuple[Tensor, Tensor, list[str]]:
 
 
 def explained_scenes(model: Classifier) -> None:
-    """Picture, W(x)·x, W(x) in color, and input × gradient."""
+    """Draws scenes, W(x)·x, W(x) in color, and input × gradient."""
     images, labels, names = scenes(model, 5)
     ours = bcosvit.explain(model, images, labels)
     other = bcosvit.explain(model, images, labels, method="ixg")
@@ -185,7 +185,7 @@ def explained_scenes(model: Classifier) -> None:
 
 
 def adding_up(model: Classifier) -> None:
-    """A logit, step by step from its bias."""
+    """Draws a logit as the sum of its parts."""
     images, labels, names = scenes(model, 1)
     a = bcosvit.explain(model, images, labels)
     assert a.residual is not None and a.logit is not None
@@ -221,7 +221,7 @@ def _signed(number: float) -> str:
 
 
 def four_in_one(model: Classifier) -> None:
-    """One picture of four scenes, explained for each of the four classes."""
+    """Draws an image of four scenes, explained for each of the four classes."""
     images, labels, names = scenes(model, 4)
     grid = grid_images(images[None])
     a = bcosvit.explain(model, grid.expand(4, -1, -1, -1), labels)

@@ -1,4 +1,4 @@
-"""W(x) as a picture: each pixel's row as the color that it looks for (SPEC 4.2).
+"""Color images of W(x), which show the row of each pixel as a color.
 
 A B-cos model reads a pixel as [r, g, b, 1−r, 1−g, 1−b], so the *direction* of such a vector is a
 color. Rows of W(x) align with what they respond to, hence their directions are colors as well;
