@@ -132,7 +132,7 @@ class Explanation:
 class Predictor:
     """A loaded model with its class names, its transform and its device.
 
-    Example:
+    Examples:
         >>> import torch, bcosvit
         >>> stem = bcosvit.StemConfig(widths=(8,))
         >>> config = bcosvit.ModelConfig(

@@ -84,7 +84,7 @@ class Explainer(ABC):
     A subclass sets the class attributes that differ from the defaults below and implements
     ``__call__`` for one class per image; `explain` takes care of several classes.
 
-    Example:
+    Examples:
         >>> import torch, bcosvit
         >>> from dataclasses import dataclass
         >>> from bcosvit.attribution import Attribution, Explainer
@@ -165,7 +165,7 @@ def register_explainer(name: str) -> Callable[[E], E]:
     Raises:
         ValueError: If the name is taken.
 
-    Example:
+    Examples:
         >>> from bcosvit.attribution import METHODS
         >>> METHODS.get("rollout").title
         'Rollout'
@@ -189,7 +189,7 @@ def explainers(model: AnyModel | None = None) -> tuple[str, ...]:
     Returns:
         The names, in the order of their registration.
 
-    Example:
+    Examples:
         >>> import bcosvit
         >>> bcosvit.explainers()[:2]
         ('inherent', 'ixg')
@@ -237,7 +237,7 @@ def explain(
     Raises:
         ValueError: If the target or the method does not exist, or the method does not apply.
 
-    Example:
+    Examples:
         >>> import torch, bcosvit
         >>> stem = bcosvit.StemConfig(widths=(8,))
         >>> config = bcosvit.ModelConfig(width=12, depth=1, image_size=16, backbone=stem)

@@ -31,7 +31,7 @@ class ExactLinear(Explainer):
     Args:
         rows_at_once: As for `Inherent`.
 
-    Example:
+    Examples:
         >>> import bcosvit, torch
         >>> stem = bcosvit.StemConfig(widths=(8,))
         >>> options = {"family": "conventional", "width": 12, "depth": 1, "image_size": 16}

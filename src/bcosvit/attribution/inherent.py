@@ -168,7 +168,7 @@ class CompiledInherent(InherentExplainer):
     of a batch size compiles. The view shares the model's tensors, so further training is seen; a
     part that was replaced is not, and is refused. Calls from several threads take turns.
 
-    Example:
+    Examples:
         ``bcosvit.explain(model, images, method=CompiledInherent(model))``
     """
 

@@ -5,7 +5,7 @@ end: what the tokens that enter block l contribute to a logit. ``input_contribut
 left end: what the pixels contribute to a token there. Both are exact, with their residual.
 
 Attention rollout from layer l on, ``Rollout(start=l)``, is the same product with every factor but
-attention replaced by the identity (the paper's Eq. 20), hence the natural thing to compare with.
+attention replaced by the identity (the paper's Eq. 21), hence the natural thing to compare with.
 """
 
 import torch

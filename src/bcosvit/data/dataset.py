@@ -126,7 +126,7 @@ class Split(Dataset[Sample]):
     Raises:
         SourceError: If ``max_skipped`` is not between 0 and 1.
 
-    Example:
+    Examples:
         >>> split = open_source("scenes?train=8&val=8").train
         >>> image, label, key = split[3]
         >>> key
@@ -340,7 +340,7 @@ def register_source(
     Raises:
         ValueError: If the name is taken.
 
-    Example:
+    Examples:
         >>> @register_source("few", syntax="few:DATA")
         ... def open_few(data: str, options: SourceOptions) -> Source:
         ...     source = open_source(data.removeprefix("few:"), seed=options.seed)
@@ -398,7 +398,7 @@ def open_source(
     Raises:
         SourceError: If the data cannot be used.
 
-    Example:
+    Examples:
         >>> source = open_source("scenes:hard?size=32&train=80&val=16")
         >>> len(source.classes), len(source.train), len(source.val)
         (8, 80, 16)
@@ -543,7 +543,7 @@ def check_source(
     Raises:
         SourceError: If too many images are unreadable or none of a class is left to train on.
 
-    Example:
+    Examples:
         >>> source, skipped = check_source(open_source("scenes?train=8&val=8"))
         >>> skipped
         ()
@@ -680,7 +680,7 @@ def labeled_images(
     Raises:
         ValueError: If the split is unknown or if the data have classes that the model does not.
 
-    Example:
+    Examples:
         >>> source = open_source("scenes?size=32&train=8&val=16")
         >>> images = labeled_images(source, "val", source.classes, EvalTransform(32))
         >>> len(images), images.num_classes()

@@ -112,7 +112,7 @@ def read_image(
     Raises:
         ImageError: If the source is missing, damaged, too large or of an unknown format.
 
-    Example:
+    Examples:
         >>> image = read_image("photo.jpg")
         >>> image.mode
         'RGB'
@@ -165,7 +165,7 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
     Raises:
         ImageError: If there is no such folder.
 
-    Example:
+    Examples:
         >>> [path.name for path in list_images(".")]
         ['photo.jpg']
     """
@@ -196,7 +196,7 @@ def to_tensor(image: Image.Image) -> Tensor:
     Raises:
         ImageError: If the image is not in RGB.
 
-    Example:
+    Examples:
         >>> to_tensor(Image.new("RGB", (4, 2), "white")).shape
         torch.Size([3, 2, 4])
     """

@@ -56,7 +56,7 @@ class TrainTransform:
     Raises:
         ValueError: If an argument is out of range.
 
-    Example:
+    Examples:
         >>> TrainTransform(224, scale=(0.5, 1.0))(Image.new("RGB", (640, 480))).shape
         torch.Size([3, 224, 224])
     """
@@ -121,7 +121,7 @@ class EvalTransform:
     Raises:
         ValueError: If an argument is out of range.
 
-    Example:
+    Examples:
         >>> EvalTransform(224)(Image.new("RGB", (640, 480))).shape
         torch.Size([3, 224, 224])
     """

@@ -129,7 +129,7 @@ class Metric(ABC):
     these by all methods, hands the maps to ``score`` and all scores to ``result``. Metrics that
     explain single images share one explanation of each.
 
-    Example:
+    Examples:
         >>> from bcosvit.metrics import METRICS
         >>> METRICS.get("localization").title
         'Grid pointing game'
@@ -226,7 +226,7 @@ def configure(metric: Metric, options: Mapping[str, Any]) -> Metric:
     Raises:
         ValueError: If the metric has no such option, or does not allow the value.
 
-    Example:
+    Examples:
         >>> from bcosvit.metrics import METRICS, configure
         >>> configure(METRICS.get("localization"), {"grids": 50}).grids
         50

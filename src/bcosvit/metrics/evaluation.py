@@ -144,7 +144,7 @@ def evaluate(
         ValueError: If the model is in training mode, a metric or method does not apply, or the
             data are not what they were when they were first read.
 
-    Example:
+    Examples:
         >>> import torch, bcosvit
         >>> from bcosvit.metrics import PixelPerturbation, evaluate
         >>> stem = bcosvit.StemConfig(widths=(8,))

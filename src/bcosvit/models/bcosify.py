@@ -147,7 +147,7 @@ class BcosifySchedule:
         start: The share of the training before which λ = 1 and B = 1.
         b: The final exponent.
 
-    Example:
+    Examples:
         >>> schedule = BcosifySchedule(end=0.35)
         >>> schedule.at(0.0), schedule.at(1.0)
         ((1.0, 1.0), (0.0, 2.0))
@@ -239,7 +239,7 @@ def bcosify(
         ValueError: If the model computes something that has no exact explanation. The message
             names the function and the module that calls it.
 
-    Example:
+    Examples:
         >>> import bcosvit, torch
         >>> original = torch.nn.Sequential(
         ...     torch.nn.Conv2d(3, 8, 3), torch.nn.GELU(), torch.nn.AdaptiveAvgPool2d(1),

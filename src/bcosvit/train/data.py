@@ -37,7 +37,7 @@ DRAWN_IMAGES_LIMIT = 2**30
 def derive_seed(*numbers: int) -> int:
     """Returns a seed that depends on all numbers, the same in every process and on every machine.
 
-    Example:
+    Examples:
         >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
         (True, False)
     """

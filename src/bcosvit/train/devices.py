@@ -174,7 +174,7 @@ def memory_shortage(what: str, needed: int, share: float, device: torch.device) 
 def readable_bytes(number: int) -> str:
     """Writes a number of bytes for people.
 
-    Example:
+    Examples:
         >>> readable_bytes(1536)
         '1.5 KiB'
     """

@@ -80,7 +80,7 @@ def view_of(index: int, *, epoch: int, views: int, seed: int = 0) -> int:
     """Returns the view of an image that an epoch uses: any ``views`` epochs in a row use each view
     once.
 
-    Example:
+    Examples:
         >>> sorted(view_of(5, epoch=epoch, views=3) for epoch in range(3))
         [0, 1, 2]
     """

@@ -22,7 +22,7 @@ class Loss:
     A loss is not a module of the `Task`: a teacher that it holds is neither trained, nor averaged,
     nor saved in checkpoints. Subclasses implement ``__call__`` and whatever else they need.
 
-    Example:
+    Examples:
         >>> @register_loss("doctest-margin")
         ... class Margin(Loss):
         ...     def __call__(self, logits, batch):

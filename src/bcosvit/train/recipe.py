@@ -80,7 +80,7 @@ class Recipe:
     Raises:
         ValueError: A field has a value that is not allowed; the message says which are.
 
-    Example:
+    Examples:
         >>> recipe = Recipe(epochs=10, schedule="cosine", warmup_epochs=1)
         >>> recipe.lr_at(0.5) == recipe.learning_rate / 2
         True
@@ -210,7 +210,7 @@ class Recipe:
         Raises:
             ValueError: A field does not exist, or its value is not allowed.
 
-        Example:
+        Examples:
             >>> Recipe().change(epochs=3).epochs
             3
         """
@@ -275,7 +275,7 @@ def register_recipe(name: str, recipe: Recipe, **about: Any) -> RegisteredRecipe
     Raises:
         ValueError: There is another recipe of this name.
 
-    Example:
+    Examples:
         >>> mine = register_recipe(
         ...     "doctest-night",
         ...     Recipe(epochs=300, schedule="cosine"),
@@ -300,7 +300,7 @@ def get_recipe(name: str, **settings: Any) -> Recipe:
     Raises:
         ValueError: There is no such recipe, or a setting is not allowed.
 
-    Example:
+    Examples:
         >>> get_recipe("paper-bcos", epochs=30).batch_size
         256
     """

@@ -117,7 +117,7 @@ def train(
             or there is no space left on the disk or the device.
         Stopped: Ctrl-C or SIGTERM was received, and the state of the run is saved.
 
-    Example:
+    Examples:
         >>> run = train("scenes?size=48", out="runs/quick")  # doctest: +SKIP
         >>> model = bcosvit.load(run.weights)  # doctest: +SKIP
     """

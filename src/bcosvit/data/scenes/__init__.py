@@ -95,7 +95,7 @@ class Scenes(Dataset[Scene]):
     Raises:
         ValueError: If an argument is not allowed.
 
-    Example:
+    Examples:
         >>> scene = Scenes("val", "hard", size=64)[3]
         >>> scene.image.size, scene.mask.shape, Scenes.classes[scene.label]
         ((64, 64), (64, 64), 'gemstone')
