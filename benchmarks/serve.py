@@ -29,7 +29,7 @@ import numpy as np
 from bcosvit import ModelConfig, StemConfig, create_model, save
 from bcosvit.data.scenes import Scenes
 from bcosvit.predictor import Predictor
-from bcosvit.web.answers import Answers, Box
+from bcosvit.web.service import Box, ExplanationService
 
 
 @dataclass
@@ -60,17 +60,17 @@ def small_model(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-def users(answers: Answers, count: int, folder: Path) -> list[User]:
-    size = answers.predictor.transform.image_size
+def users(service: ExplanationService, count: int, folder: Path) -> list[User]:
+    size = service.predictor.transform.image_size
     left = Box(x=0, y=0, width=size // 2, height=size)
     scenes, found = Scenes("val", size=max(2 * size, 64), length=count), []
     for index in range(count):
         path = folder / f"{index}.png"
         scenes[index].image.save(path)
-        picture = answers.open(path)
-        labels = range(min(8, len(answers.predictor.class_names)))
-        sums = [answers.sums(picture, label).contributions for label in labels]
-        lefts = [answers.region(picture, label, left).together for label in labels]
+        picture = service.open(path)
+        labels = range(min(8, len(service.predictor.class_names)))
+        sums = [service.sums(picture, label).contributions for label in labels]
+        lefts = [service.region(picture, label, left).together for label in labels]
         found.append(User(path, sums, lefts))
     return found
 
@@ -153,8 +153,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         weights = given.weights or small_model(folder)
-        answers = Answers(predictor=Predictor.load(weights, "cpu"))
-        people = users(answers, given.users, folder)
+        service = ExplanationService(predictor=Predictor.load(weights, "cpu"))
+        people = users(service, given.users, folder)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -167,7 +167,7 @@ def main() -> None:
             assert server.stdout is not None
             address = server.stdout.readline().split()[0]
             start = megabytes(server.pid)
-            size = answers.predictor.transform.image_size
+            size = service.predictor.transform.image_size
             tally = asyncio.run(everybody(address, server.pid, people, size, given.seconds))
             server.terminate()
     print(f"images with different sums: {different(people):.2%} of all pairs")

@@ -7,7 +7,6 @@ takes a few minutes on two cores. The last line printed is the path of a page wi
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from drawings import draw
 from PIL import Image
@@ -15,12 +14,14 @@ from rich.console import Console
 
 from bcosvit.attribution import method_title
 from bcosvit.data.scenes import Scenes
+from bcosvit.metrics import Evaluation
 from bcosvit.models.hub import DEFAULT
-from bcosvit.report.evaluate import REPORT, evaluate_weights
+from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.explain import explain_pictures
-from bcosvit.report.html import Html, element, figure, foot, page, paragraph, picture, table
-from bcosvit.report.html import text as plain
-from bcosvit.report.provenance import command_line, versions
+from bcosvit.report.images import Picture
+from bcosvit.report.pages import environment
+from bcosvit.report.provenance import Provenance
+from bcosvit.report.tables import metric_columns
 from bcosvit.train import train
 
 OUT = Path("demo-out")
@@ -62,69 +63,70 @@ def main() -> None:
         f"scenes?size={SIZE}&val=200",
         out=OUT / "evaluation",
         methods=METHODS,
-        grids=40,
-        images=40,
+        options={"grids": 40, "images": 40},
         console=console,
     )
     report = OUT / "report.html"
-    write_report(report, run.accuracy, found.summary())
+    write_report(report, run.accuracy, found)
     console.print(f"\nThe report is {report.resolve()}", soft_wrap=True, highlight=False)
 
 
-def write_report(path: Path, accuracy: float, summary: dict[str, Any]) -> None:
+TEMPLATE = """
+{% extends "report/templates/page.html.jinja" %}
+{% from "report/templates/macros.html.jinja" import image, table %}
+{% block lead %}<p>What `make demo` did, step by step.</p>{% endblock %}
+{% macro show(picture) %}
+<figure>{{ image(picture) }}<figcaption>{{ picture.alt }}</figcaption></figure>
+{% endmacro %}
+{% block content %}
+<section><h2>Explained with the shipped weights</h2>
+<p>One drawn image, two classes; the evidence for each class is in its own half.</p>
+<div class="panels">{% for picture in shipped %}{{ show(picture) }}{% endfor %}</div>
+<p><a href="shipped.html">All explanations: shipped.html</a></p></section>
+<section><h2>Trained on drawn scenes</h2>
+<p>A small B-cos ViT with an accuracy of {{ accuracy | percent }} on unseen scenes.</p>
+{{ show(curves) }}
+<p><a href="explanations.html">All explanations: explanations.html</a></p></section>
+<section><h2>Measured</h2>
+<p>Accuracy, localization, perturbation and masks for all methods.</p>
+{{ table("Higher is better.", ["Method"] + columns | list, rows, range(1, 9), (0,)) }}
+<p><a href="evaluation/report.html">All metrics: evaluation/report.html</a></p></section>
+{% endblock %}
+"""
+
+
+def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
     """Writes one page with images, and links to the reports of all steps."""
-    lead = paragraph("What `make demo` did, step by step.")
-    ending = foot(command_line(), {"weights": DEFAULT, "methods": METHODS}, versions())
-    areas = summary["perturbation"]["abc"]
-    with page(path, "bcosvit, end to end", lead, ending) as write:
-        maps = sorted((OUT / "shipped").glob("*both*inherent.png"))
-        colors = sorted((OUT / "shipped").glob("*both*colors.png"))
-        shown = [_figure(file) for file in (OUT / "drawings" / "both.png", *maps, *colors)]
-        write(
-            _section(
-                "Explained with the shipped weights",
-                "One drawn image, two classes; the evidence for each class is in its own half.",
-                element("div", *shown, class_="panels"),
-                link="shipped.html",
-            )
+    maps = sorted((OUT / "shipped").glob("*both*inherent.png"))
+    colors = sorted((OUT / "shipped").glob("*both*colors.png"))
+    columns = metric_columns(found)
+    page = (
+        environment()
+        .from_string(TEMPLATE)
+        .render(
+            title="bcosvit, end to end",
+            provenance=Provenance.of({"weights": DEFAULT, "methods": METHODS}),
+            shipped=[_picture(file) for file in (OUT / "drawings" / "both.png", *maps, *colors)],
+            curves=_picture(OUT / "run" / "curves.png"),
+            accuracy=accuracy,
+            columns=columns,
+            rows=[
+                [
+                    method_title(method),
+                    *(f"{values[method].mean:.3f}" for values in columns.values()),
+                ]
+                for method in METHODS.split(",")
+            ],
         )
-        write(
-            _section(
-                "Trained on drawn scenes",
-                f"A small B-cos ViT with an accuracy of {accuracy:.1%} on unseen scenes.",
-                _figure(OUT / "run" / "curves.png"),
-                link="explanations.html",
-            )
-        )
-        write(
-            _section(
-                "Measured",
-                "Accuracy, localization, perturbation and masks, for several methods.",
-                table(
-                    "All methods by two metrics; higher is better.",
-                    ("Method", "Localization", "Perturbation (ABC)"),
-                    [
-                        (method_title(name), f"{score['mean']:.3f}", f"{areas[name]['mean']:.3f}")
-                        for name, score in summary["localization"]["score"].items()
-                    ],
-                    numbers=(1, 2),
-                    chosen=(0,),
-                ),
-                link=f"evaluation/{REPORT}",
-            )
-        )
+    )
+    path.write_text(page, "utf-8")
 
 
-def _section(title: str, words: str, *content: Html, link: str) -> Html:
-    more = element("p", element("a", plain(f"Full report: {link}"), href=link))
-    return element("section", element("h2", plain(title)), paragraph(words), *content, more)
-
-
-def _figure(file: Path) -> Html:
+def _picture(file: Path) -> Picture:
     with Image.open(file) as opened:
-        size = opened.size
+        width, height = opened.size
     caption = file.stem.partition("-")[2].replace("-", " ").replace("_", " ")
-    return figure(picture(file.read_bytes(), caption or file.stem, size), plain(caption))
+    return Picture(data=file.read_bytes(), alt=caption or file.stem, width=width, height=height)
 
 
 if __name__ == "__main__":

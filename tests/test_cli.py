@@ -1,12 +1,21 @@
 """The installed command, run as a user runs it."""
 
 import pytest
+from typer.testing import CliRunner
 
+from bcosvit import list_models
+from bcosvit.attribution import METHODS
+from bcosvit.cli import app
+from bcosvit.cli.names import NAMES
+from bcosvit.data.dataset import SOURCES
+from bcosvit.metrics import METRICS
+from bcosvit.models.hub import DEFAULT
+from bcosvit.train import RECIPES
 from tests.command import bcosvit
 
 
 def test_info_prints_the_models_costs():
-    result = bcosvit("info", "bcos_vit_ti_38", "--batch", "8", "--set", "maxout=1")
+    result = bcosvit("info", "bcos_vit_ti_38", "--batch-size", "8", "--set", "maxout=1")
     assert result.returncode == 0, result.stderr
     # 12 blocks of width 192 without MaxOut: 12·(4·192² + 8·192²) weights, q and k biases, LayerNorm
     # and a prior of 3·196² each.
@@ -16,10 +25,52 @@ def test_info_prints_the_models_costs():
     assert "training, batch 8" in result.stdout
 
 
-def test_info_of_all():
-    result = bcosvit("info", "all")
-    assert "bcos_vit_b_87" in result.stdout
-    assert "densenet121" in result.stdout
+def test_info_lists_everything_that_has_a_name():
+    result = bcosvit("info")
+    assert result.returncode == 0, result.stderr
+    names = (*list_models(), *METHODS.names(), *METRICS.names(), *SOURCES.names(), *RECIPES)
+    assert [name for name in names if name not in result.stdout] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "lists"),
+    [
+        ("explain", ("methods", "weights")),
+        ("evaluate", ("methods", "metrics", "weights", "data")),
+        ("train", ("models", "recipes", "data")),
+        ("reproduce", ("figures", "recipes", "methods")),
+    ],
+)
+def test_help_lists_what_is_registered(command, lists, monkeypatch):
+    for kind in NAMES:
+        monkeypatch.setitem(NAMES, kind, lambda kind=kind: [f"{kind}-from-a-registry"])
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    words = "".join(result.output.split())
+    assert [kind for kind in NAMES if f"{kind}-from-a-registry" in words] == [
+        kind for kind in NAMES if kind in lists
+    ]
+    assert [kind for kind in NAMES if f"{{{kind}}}" in words] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("explain --methods ro", "rollout"),
+        ("explain --methods inherent,ro", "inherent,rollout"),
+        ("explain --weights bcos_vit_ti", DEFAULT),
+        ("evaluate --metrics loc", "localization"),
+        ("evaluate --metrics al", "all"),
+        ("train --recipe qu", "quick"),
+        ("train --model bcos_vit_b_8", "bcos_vit_b_87"),
+        ("info bcos_vit_b_8", "bcos_vit_b_87"),
+        ("reproduce accu", "accuracy"),
+    ],
+)
+def test_completion(words, completed):
+    env = {"_BCOSVIT_COMPLETE": "complete_bash", "COMP_WORDS": f"bcosvit {words}"}
+    env["COMP_CWORD"] = str(len(words.split()))
+    result = CliRunner().invoke(app, env=env, prog_name="bcosvit")
+    assert result.output.split() == [completed]
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,30 @@ def test_the_report_of_an_explanation_has_them(run):
     page = (run.folder / "report.html").read_text()
     assert "Brightness edges" in page
     assert "B-cos patch classifier, 8 classes" in page
+
+
+def test_help_completion_and_info_list_them(run):
+    for command, names in (("evaluate", ("edges", "spread")), ("train", ("patch_classifier",))):
+        words = run("-m", "bcosvit", command, "--help")
+        assert [name for name in names if name not in words] == []
+    lists = run("-m", "bcosvit", "info")
+    assert [n for n in ("edges", "spread", "patch_classifier") if n not in lists] == []
+    code = "from bcosvit.cli.names import complete; print(complete('{}', several=True)('{}'))"
+    assert run("-c", code.format("methods", "inherent,edg")) == "['inherent,edges']\n"
+    assert run("-c", code.format("metrics", "spr")) == "['spread']\n"
+
+
+PAGE = """
+import warnings; warnings.simplefilter("ignore")
+from bcosvit.predictor import Predictor
+from bcosvit.web.app import build
+from bcosvit.web.service import ExplanationService
+blocks = build(ExplanationService(predictor=Predictor.load("model.safetensors", "cpu")))
+(offered,) = [each for each in blocks.blocks.values() if each.elem_id == "methods"]
+print(offered.choices)
+"""
+
+
+def test_the_web_page_offers_them(run):
+    pytest.importorskip("gradio")
+    assert "('Brightness edges', 'edges')" in run("-c", PAGE)

@@ -25,7 +25,7 @@ from bcosvit.data.scenes import Scenes
 from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.models import Classifier
 from bcosvit.nn import BcosEncoding, BcosLinear, frozen_view
-from bcosvit.report.figures import Tile, contribution_image, on_white, panel, photo_image
+from bcosvit.report.images import Tile, contribution_image, on_white, panel, photo_image
 
 FOLDER = Path(__file__).parent
 RED, BLUE, GRAY, INK = "#c8302f", "#2148c4", "#8a8a94", "#1d1d1f"

@@ -24,6 +24,7 @@ CORE = (
     "pillow",
     "safetensors",
     "matplotlib",
+    "jinja2",
     "typer",
     "rich",
     "filelock",

@@ -94,8 +94,6 @@ class Explanation:
     """By method: maps [C, H, W] and so on."""
     name: str = ""
     """Of the picture."""
-    number: int = 1
-    """The picture's place among those that are explained together, from 1."""
 
     @property
     def exact(self) -> Attribution | None:
@@ -313,7 +311,6 @@ class Predictor:
         top: int = 1,
         methods: Sequence[Method] | None = None,
         name: str = "",
-        number: int = 1,
     ) -> Explanation:
         """Predicts one picture and explains the prediction.
 
@@ -324,7 +321,6 @@ class Predictor:
             methods: Explanation methods; by default the first that applies to the model. An empty
                 sequence predicts and explains nothing.
             name: What to call the picture.
-            number: Its place among those that are explained together.
 
         Returns:
             The explanation, with all tensors on the CPU.
@@ -347,7 +343,6 @@ class Predictor:
             target=resolve_target(target, logits)[0].cpu(),
             attributions={method: _of_image(each) for method, each in found.items()},
             name=name,
-            number=number,
         )
 
 

@@ -288,7 +288,7 @@ def test_the_command_on_drawn_scenes(tmp_path):
         [
             *("reproduce", "normalization", "--data", "scenes?size=32&train=16&val=8"),
             *("--out", str(tmp_path), "--sizes", "ti", "--taps", "38", "--recipe", "quick"),
-            *("--device", "cpu", "--batch", "8", *options),
+            *("--device", "cpu", "--batch-size", "8", *options),
         ],
         catch_exceptions=False,
     )

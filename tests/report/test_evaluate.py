@@ -12,16 +12,16 @@ from rich.console import Console
 import bcosvit
 from bcosvit.data.dataset import Source, Split
 from bcosvit.data.scenes import Scenes
-from bcosvit.report.evaluate import evaluate_weights
-from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
-from bcosvit.report.evaluate_table import evaluation_table
+from bcosvit.report.evaluate import evaluate_weights, write_report
+from bcosvit.report.provenance import Provenance
+from bcosvit.report.tables import evaluation_table
 from tests.data.support import Halves
 from tests.report.made import evaluation
 from tests.report.support import Page, write_pictures, write_weights
 
 DATA = "scenes?size=32&train=8&val=40"
 SCENES = Scenes.classes
-QUICK = {"grids": 2, "images": 3, "methods": "inherent,rollout,random"}
+QUICK = {"options": {"grids": 2, "images": 3}, "methods": "inherent,rollout,random"}
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def keys(found):
 
 def test_the_numbers_do_not_depend_on_the_batch(weights, tmp_path):
     options = {**QUICK, "limit": 16, "seed": 3}
-    one = evaluate_weights(weights, DATA, out=tmp_path / "a", batch=5, **options)
-    other = evaluate_weights(weights, DATA, out=tmp_path / "b", batch=32, **options)
+    one = evaluate_weights(weights, DATA, out=tmp_path / "a", batch_size=5, **options)
+    other = evaluate_weights(weights, DATA, out=tmp_path / "b", batch_size=32, **options)
     assert keys(one) == keys(other)
     for method, area in one["perturbation"].abc.items():
         assert area.mean == pytest.approx(other["perturbation"].abc[method].mean, abs=1e-4)
@@ -76,16 +76,13 @@ def test_some_metrics_of_some_pictures(weights, tmp_path):
 
 def test_every_metric_on_a_page(tmp_path):
     found = evaluation()
-    about = EvaluationAbout(
-        facts={"Model": "made up"},
-        config={},
-        command="a command",
-        versions={},
-        left_out={},
-        skipped=(),
-    )
     found.write(tmp_path)
-    evaluate_page(tmp_path / "report.html", found, about)
+    write_report(
+        tmp_path / "report.html",
+        found,
+        facts={"Model": "made up"},
+        provenance=Provenance(command="a command", versions={}, config={}),
+    )
     page = Page(tmp_path / "report.html")
     page.assert_self_contained()
     # Localization, two curves, their area, energy and pointing.
@@ -113,7 +110,7 @@ def test_accuracy_alone_needs_no_method(weights, tmp_path):
     evaluate_weights(weights, DATA, out=tmp_path, metrics="accuracy")
     page = Page(tmp_path / "report.html")
     page.assert_self_contained()
-    assert "Every metric" not in page.text
+    assert "Method" not in page.text
 
 
 def test_a_model_that_is_never_right(tmp_path):
@@ -177,7 +174,8 @@ def test_a_folder_with_few_classes_and_a_bad_picture(tmp_path):
         ({"methods": "cheferlrp"}, "does not apply"),
         ({"split": "test"}, "'test'"),
         ({"limit": 0}, "limit is 0"),
-        ({"grids": 0}, "grids = 0"),
+        ({"options": {"grids": 0}}, "grids = 0"),
+        ({"options": {"grid": 3}}, "did you mean 'grids'"),
         ({"data": "missing-folder"}, "is missing"),
     ],
 )

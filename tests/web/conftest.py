@@ -1,26 +1,25 @@
 """One server for all tests of page and API: starting one takes longer than most of them."""
 
-import shutil
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import chromium, open_page
 from tests.report.support import write_pictures
-from tests.web.support import serving, small_answers
+from tests.web.support import serving, small_service
 
 
 @pytest.fixture(scope="session")
-def answers(tmp_path_factory):
-    """The server's model, asked without it for comparison."""
-    return small_answers(tmp_path_factory.mktemp("model"))
+def service(tmp_path_factory):
+    """What the server computes, for comparison."""
+    return small_service(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def address(answers, tmp_path_factory):
+def address(service, tmp_path_factory):
     limits = ("--max-pictures", "4", "--max-upload", "1", "--queue", "8", "--concurrency", "1")
     folder = tmp_path_factory.mktemp("server")
-    with serving(answers.predictor.weights, *limits, folder=folder) as address:
+    with serving(service.predictor.weights, *limits, folder=folder) as address:
         yield address
 
 
@@ -30,21 +29,16 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def started():
-    """A browser, which is to end before the server does."""
-    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
-        pytest.skip("Chromium and its driver are not installed (chromium, chromium-driver).")
-    with browser() as chromium:
-        yield chromium
+def browser():
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
-def page(started, address):
-    """The page anew; whatever a test does, nothing is asked of another host."""
-    started.open("about:blank", 1280)
-    started.requests()
-    started.open(address, 1280)
-    yield started
-    asked = [url for url in started.requests() if not url.startswith(("data:", "blob:"))]
-    assert asked
-    assert {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
+def page(browser, address):
+    """The page for a new visitor; no other host is contacted."""
+    with open_page(browser) as page:
+        page.goto(address)
+        yield page
+        assert page.addresses
+        assert {urlsplit(url).netloc for url in page.addresses} == {urlsplit(address).netloc}

@@ -17,15 +17,14 @@ from pathlib import Path
 import httpx
 
 from bcosvit.predictor import Predictor
-from bcosvit.web.answers import Answers
-from bcosvit.web.limits import Limits
+from bcosvit.web.service import ExplanationService, Limits
 from tests.report.support import write_weights
 
 
-def small_answers(folder: Path, *, limits: Limits | None = None, **options) -> Answers:
-    """Answers of a small model for 16×16 pixels."""
+def small_service(folder: Path, *, limits: Limits | None = None, **options) -> ExplanationService:
+    """A service with a small model for 16×16 pixels."""
     weights = write_weights(folder / "model.safetensors", **options)
-    return Answers(predictor=Predictor.load(weights, "cpu"), limits=limits or Limits())
+    return ExplanationService(predictor=Predictor.load(weights, "cpu"), limits=limits or Limits())
 
 
 def free_port() -> int:
@@ -68,7 +67,7 @@ def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
     surroundings = {
         "OMP_NUM_THREADS": "1",
         "GRADIO_TEMP_DIR": str(files),
-        "PYTHONPATH": str(hooks),
+        "PYTHONPATH": os.pathsep.join([str(hooks), os.environ.get("PYTHONPATH", "")]),
         "BCOSVIT_OUTSIDE": str(outside),
     }
     process = subprocess.Popen(
@@ -77,7 +76,7 @@ def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
     with process:
         try:
             line = process.stdout.readline()
-            assert line.endswith("(Ctrl-C ends it)\n"), line
+            assert line.endswith("(press Ctrl-C to stop)\n"), line
             yield line.split()[0]
         finally:
             process.terminate()

@@ -16,8 +16,8 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from bcosvit.report.figures import colors, method_image, on_white
-from bcosvit.web.answers import Box
+from bcosvit.report.images import method_image, weight_image
+from bcosvit.web.service import Box
 from tests.report.support import CLASSES, Page
 
 
@@ -39,14 +39,14 @@ def test_model(client):
     assert about["classes"] == list(CLASSES)
     assert about["methods"][0] == "inherent"
     assert (about["image_size"], about["exact"]) == (16, True)
-    # Where the weights lie is nobody's business.
+    # Users do not see where the weights are stored.
     assert about["weights"] == "model.safetensors"
 
 
-def test_predict(client, answers, pictures):
+def test_predict(client, service, pictures):
     for path in pictures:
-        found = answers.predict(answers.open(path))
-        expected = [answers.entry(found, label) for label in found.top(2)]
+        found = service.predict(service.open(path))
+        expected = [service.entry(found, label) for label in found.top(2)]
         got = client.predict(handle_file(path), 2, api_name="/predict")["top"]
         assert [entry["class"] for entry in got] == [entry["class"] for entry in expected]
         assert got[0]["logit"] == pytest.approx(expected[0]["logit"], rel=1e-4)
@@ -54,26 +54,26 @@ def test_predict(client, answers, pictures):
     assert len(client.predict(handle_file(pictures[0]), api_name="/predict")["top"]) == 5
 
 
-def test_explain(client, answers, pictures):
+def test_explain(client, service, pictures):
     numbers, map_, overlay, colored = client.predict(
         handle_file(pictures[1]), "dog", "", 0.5, False, api_name="/explain"
     )
-    picture = answers.open(pictures[1])
-    shown = answers.explain(picture, 1)
-    for name, value in asdict(answers.sums(picture, 1)).items():
+    picture = service.open(pictures[1])
+    shown = service.explain(picture, 1)
+    for name, value in asdict(service.sums(picture, 1)).items():
         assert numbers[name] == pytest.approx(value, rel=1e-4, abs=1e-5)
     assert numbers["class"] == "dog"
     assert numbers["method"] == "inherent"
     assert np.array_equal(pixels(map_), method_image("inherent", shown.map, shown.scale))
-    assert np.array_equal(pixels(colored), on_white(colors(shown.found.exact, 0)))
+    assert np.array_equal(pixels(colored), weight_image(shown.found.exact, 0))
     assert pixels(overlay).shape == (16, 16, 3)
 
 
-def test_explain_by_another_method_on_a_joint_scale(client, answers, pictures):
+def test_explain_by_another_method_on_a_joint_scale(client, service, pictures):
     numbers, map_, _, colored = client.predict(
         handle_file(pictures[1]), "1", "rollout", 0.5, True, api_name="/explain"
     )
-    shown = answers.explain(answers.open(pictures[1]), 1, "rollout", joint=True)
+    shown = service.explain(service.open(pictures[1]), 1, "rollout", joint=True)
     assert numbers["scale"] == pytest.approx(shown.scale, rel=1e-4)
     assert np.array_equal(pixels(map_), method_image("rollout", shown.map, shown.scale))
     assert colored is None
@@ -81,9 +81,9 @@ def test_explain_by_another_method_on_a_joint_scale(client, answers, pictures):
     assert numbers["completeness_error"] < 1e-3
 
 
-def test_region(client, answers, pictures):
+def test_region(client, service, pictures):
     got = client.predict(handle_file(pictures[0]), "cat", 2, 3, 4, 5, api_name="/region")
-    expected = answers.region(answers.open(pictures[0]), 0, Box(x=2, y=3, width=4, height=5))
+    expected = service.region(service.open(pictures[0]), 0, Box(x=2, y=3, width=4, height=5))
     for name, value in asdict(expected).items():
         assert got[name] == pytest.approx(value, rel=1e-4, abs=1e-6)
 
@@ -101,7 +101,7 @@ def test_reports(client, pictures):
         assert one["map_inherent"].shape == (1, 16, 16)
     with Image.open(client.predict(two, "", "", "png", api_name="/report")) as image:
         assert image.format == "PNG"
-        # A row a picture.
+        # One row per picture.
         assert image.height > 2 * 192
 
 
@@ -124,7 +124,7 @@ def documented(kind: str) -> str:
     return block.replace("112, 224", "8, 16")
 
 
-def test_the_documented_python(address, answers, pictures, tmp_path, monkeypatch):
+def test_the_documented_python(address, service, pictures, tmp_path, monkeypatch):
     shutil.copy(pictures[0], tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     block = documented("py").replace("http://127.0.0.1:7860", address)
@@ -132,20 +132,20 @@ def test_the_documented_python(address, answers, pictures, tmp_path, monkeypatch
     before, _, last = block.rstrip().rpartition("\n")
     names: dict[str, object] = {}
     exec(before, names)
-    expected = answers.region(answers.open(pictures[0]), 0, Box(x=0, y=0, width=8, height=16))
+    expected = service.region(service.open(pictures[0]), 0, Box(x=0, y=0, width=8, height=16))
     assert eval(last, names) == pytest.approx(expected.together, rel=1e-4, abs=1e-6)
     assert names["numbers"]["class"] == "cat"
     names["client"].close()
 
 
-def test_the_documented_curl(address, answers, pictures, tmp_path):
+def test_the_documented_curl(address, service, pictures, tmp_path):
     shutil.copy(pictures[0], tmp_path / "photo.jpg")
     block = documented("sh").replace("http://127.0.0.1:7860/", address)
     told = subprocess.run(
         ["bash", "-euc", block], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
     got = json.loads(re.search(r"event: complete\ndata: (.+)", told.stdout).group(1))[0]
-    expected = answers.region(answers.open(pictures[0]), 0, Box(x=0, y=0, width=8, height=16))
+    expected = service.region(service.open(pictures[0]), 0, Box(x=0, y=0, width=8, height=16))
     assert got["together"] == pytest.approx(expected.together, rel=1e-4, abs=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_large_uploads_are_refused(client, address, tmp_path):
         client.predict(handle_file(tmp_path / "large.png"), 5, api_name="/predict")
 
 
-def test_a_full_queue_says_so(client, answers, pictures):
+def test_a_full_queue_says_so(client, service, pictures):
     """Of twenty at once some find no room and are told; the others are right."""
     photo = handle_file(pictures[0])
     jobs = [
@@ -231,6 +231,6 @@ def test_a_full_queue_says_so(client, answers, pictures):
     refused = [str(error) for error in errors if error is not None]
     assert 0 < len(refused) < 20
     assert all("Queue is full" in error for error in refused)
-    expected = answers.explain(answers.open(pictures[0]), 0, "occlusion").scale
+    expected = service.explain(service.open(pictures[0]), 0, "occlusion").scale
     done = [job.result()[0] for job, error in zip(jobs, errors, strict=True) if error is None]
     assert [each["scale"] for each in done] == pytest.approx([expected] * len(done), rel=1e-4)

@@ -1,68 +1,68 @@
-"""Pictures that go into the page, and files that come out of it, in a real browser."""
+"""Pictures that are uploaded to the page, and files that are downloaded, in a real browser."""
 
 import base64
-import time
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.browser import open_page
 from tests.report.support import CLASSES, Page, write_pictures
-from tests.web.visitor import says, shown, upload, words
+from tests.web.visitor import expect, says, shown, sources, upload
 
 pytestmark = pytest.mark.slow
+
+TRANSFER = """
+    const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0));
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([bytes], "given.png", {type: "image/png"}));
+"""
+DROP = f"""data => {{
+    {TRANSFER}
+    document.querySelector("#upload button").dispatchEvent(
+        new DragEvent("drop", {{dataTransfer: transfer, bubbles: true}}));
+}}"""
+PASTE = f"""data => {{
+    {TRANSFER}
+    document.dispatchEvent(
+        new ClipboardEvent("paste", {{clipboardData: transfer, bubbles: true}}));
+    return document.querySelectorAll("#views figure").length === 4;
+}}"""
 
 
 def test_dropping_and_pasting(page, pictures):
     data = base64.b64encode(pictures[0].read_bytes()).decode()
-    given = f"""
-        const bytes = Uint8Array.from(atob("{data}"), c => c.charCodeAt(0));
-        const file = new File([bytes], "given.png", {{type: "image/png"}});
-        const transfer = new DataTransfer();
-        transfer.items.add(file);
-    """
-    page.until("return document.querySelector('#upload button') !== null")
-    page.run(
-        given
-        + """const drop = new DragEvent("drop", {dataTransfer: transfer, bubbles: true});
-        document.querySelector("#upload button").dispatchEvent(drop);"""
-    )
+    page.wait_for_selector("#upload button")
+    page.evaluate(DROP, data)
     shown(page)
-    page.call("refresh")
-    page.until("return document.querySelector('#upload input[type=file]') !== null")
+    page.reload()
     says(page, ".empty", "paste one")
-    # Until the page listens.
-    page.until(
-        given
-        + """document.dispatchEvent(
-            new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}));
-        return document.querySelectorAll("#views figure").length === 4;"""
-    )
+    page.wait_for_selector("#upload input[type=file]", state="attached")
+    # Again and again, until the page listens.
+    page.wait_for_function(PASTE, arg=data, polling=500)
 
 
-def test_several_pictures_with_a_broken_one(page, answers, pictures, tmp_path):
-    (tmp_path / "<img src=x onerror=alert(1)>.png").write_bytes(b"no picture")
-    upload(page, *pictures, tmp_path / "<img src=x onerror=alert(1)>.png")
+def test_several_pictures_with_a_broken_one(page, service, pictures, tmp_path):
+    broken = tmp_path / "<img src=x onerror=alert(1)>.png"
+    broken.write_bytes(b"no picture")
+    upload(page, *pictures, broken)
     shown(page)
-    buttons = "return document.querySelectorAll('#pictures button').length"
-    assert page.run(buttons) == 3
-    assert "is not a picture of a known format" in words(page, "#pictures [role=alert]")
+    expect(page.locator("#pictures button")).to_have_count(3)
+    says(page, "#pictures [role=alert]", "is not an image")
     for number, path in enumerate(pictures, start=1):
-        label = answers.predict(answers.open(path)).top(1)[0]
+        label = service.predict(service.open(path)).top(1)[0]
         button = f"#pictures button:nth-child({number})"
         page.click(button)
-        page.until(
-            "const of = selector => document.querySelector(selector + ' img').src;"
-            f"return of('#views') === of('{button}')"
-        )
+        (source,) = sources(page, button)
+        expect(page.locator("#views img").first).to_have_attribute("src", source)
         says(page, "#title", CLASSES[label])
     # A choice is remembered with its picture.
-    chosen = answers.predict(answers.open(pictures[2])).top(4)[3]
+    chosen = service.predict(service.open(pictures[2])).top(4)[3]
     page.click("#classes button:nth-child(4)")
     says(page, "#title", CLASSES[chosen])
     page.click("#pictures button:nth-child(1)")
-    says(page, "#title", CLASSES[answers.predict(answers.open(pictures[0])).top(1)[0]])
+    says(page, "#title", CLASSES[service.predict(service.open(pictures[0])).top(1)[0]])
     page.click("#pictures button:nth-child(3)")
     says(page, "#title", CLASSES[chosen])
 
@@ -70,58 +70,52 @@ def test_several_pictures_with_a_broken_one(page, answers, pictures, tmp_path):
 def test_nothing_but_a_broken_one_and_then_a_good_one(page, pictures, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     upload(page, tmp_path / "broken.png")
-    says(page, "#pictures [role=alert]", "broken.png is not a picture of a known format")
+    says(page, "#pictures [role=alert]", "broken.png is not an image")
     says(page, ".empty", "Drop photos")
-    # Told once: where the picture would be, and not in a message over the page as well.
-    assert words(page, "body").count("is not a picture") == 1
+    # Once: where the picture would be, and not in a message over the page as well.
+    assert page.locator("body").inner_text().count("is not an image") == 1
     page.click("#upload [aria-label=Clear]")
-    page.until("return !document.querySelector('#pictures [role=alert]')")
+    expect(page.locator("#pictures [role=alert]")).to_have_count(0)
     upload(page, pictures[0])
     shown(page)
     page.click("#upload [aria-label=Clear]")
-    page.until("return !document.querySelector('#results')?.checkVisibility()")
+    expect(page.locator("#results")).not_to_be_visible()
     says(page, ".empty", "Drop photos")
 
 
 def test_too_many_pictures(page, tmp_path):
     upload(page, *sorted(write_pictures(tmp_path / "many", 5).iterdir()))
-    says(page, "body", "5 pictures are too many at once: give at most 4.")
+    says(page, "body", "5 pictures are too many at once")
 
 
-def test_two_visitors_see_their_own(page, answers, address, pictures):
+def test_two_visitors_see_their_own(page, browser, service, address, pictures):
     upload(page, pictures[0])
     shown(page)
-    first = page.call("window/new", type="tab")["handle"]
-    own = page.run("return document.querySelector('#views img').src")
-    handles = page.call_get("window/handles")
-    page.call("window", handle=first)
-    page.open(address, 1280)
-    upload(page, pictures[1])
-    shown(page)
-    assert page.run("return document.querySelector('#views img').src") != own
-    page.call("window", handle=next(each for each in handles if each != first))
-    page.click("#classes button:nth-child(2)")
-    label = answers.predict(answers.open(pictures[0])).top(2)[1]
-    says(page, "#title", CLASSES[label])
-    assert page.run("return document.querySelector('#views img').src") == own
+    own = sources(page, "#views")[0]
+    with open_page(browser) as other:
+        other.goto(address)
+        upload(other, pictures[1])
+        shown(other)
+        assert sources(other, "#views")[0] != own
+        page.click("#classes button:nth-child(2)")
+        label = service.predict(service.open(pictures[0])).top(2)[1]
+        says(page, "#title", CLASSES[label])
+        assert sources(page, "#views")[0] == own
 
 
 def test_downloads(page, pictures, tmp_path):
-    page.develop("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     upload(page, *pictures[:2])
     shown(page)
     page.click("#classes button:nth-child(2)")
-    name = "return document.querySelector('#classes button:nth-child(2) b').innerText"
-    chosen = page.run(name)
+    chosen = page.locator("#classes button:nth-child(2) b").inner_text()
     says(page, "#title", chosen)
     page.click("#methods label:nth-of-type(2) input")
     says(page, "#compared", "IntGrad")
     for kind, ending in (("html", "html"), ("npz", "zip"), ("png", "png")):
-        page.click(f"#save-{kind}")
-        path, end = tmp_path / f"bcosvit.{ending}", time.monotonic() + 30
-        while not path.exists():
-            assert time.monotonic() < end, f"No {path.name} was saved."
-            time.sleep(0.05)
+        with page.expect_download() as download:
+            page.click(f"#save-{kind}")
+        assert download.value.suggested_filename == f"bcosvit.{ending}"
+        download.value.save_as(tmp_path / f"bcosvit.{ending}")
     report = Page(tmp_path / "bcosvit.html")
     report.assert_self_contained()
     assert "IntGrad" in report.text
@@ -137,4 +131,4 @@ def test_downloads(page, pictures, tmp_path):
 def test_the_api_is_described_without_help_from_elsewhere(page):
     page.click("footer button")
     says(page, "body", "/explain")
-    assert "/look" not in words(page, "body")
+    assert "/show" not in page.locator("body").inner_text()

@@ -17,9 +17,8 @@ def test_without_gradio_the_extra_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     error = CliRunner().invoke(app, ["serve", "--weights", "x"]).exception
     assert isinstance(error, ValueError)
-    assert str(error) == (
-        "Serving needs gradio, which is not installed: pip install 'bcosvit[web]'."
-    )
+    assert "needs gradio" in str(error)
+    assert "pip install 'bcosvit[web]'" in str(error)
 
 
 def test_a_missing_model():
@@ -36,22 +35,19 @@ def test_options_are_checked(option):
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken(answers):
+def test_a_port_that_is_taken(service):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
         command = [Path(sys.executable).parent / "bcosvit", "serve", "--port", port]
         done = subprocess.run(
-            [*command, "--weights", answers.predictor.weights],
+            [*command, "--weights", service.predictor.weights],
             capture_output=True,
             text=True,
             timeout=120,
         )
     assert done.returncode == 2
-    told = " ".join(done.stderr.split())
-    assert (
-        f"Error: Port {port} of 127.0.0.1 cannot be used; give another with --port or --host."
-        in told
-    )
-    assert "Traceback" not in told
+    message = " ".join(done.stderr.split())
+    assert f"Error: Port {port} of 127.0.0.1 cannot be used" in message
+    assert "Traceback" not in message

@@ -1,49 +1,51 @@
 """What a visitor does and sees on the page in a browser."""
 
-import json
-import os
 from pathlib import Path
-
-from tests.browser import Browser
-
-TAB, ENTER, RIGHT = "\ue004", "\ue007", "\ue014"
+from typing import Any
 
 
-def upload(page: Browser, *paths: Path) -> None:
-    page.type("#upload input[type=file]", "\n".join(map(str, paths)))
+def expect(found: Any) -> Any:
+    """Playwright's assertions, which wait; imported late, since it may not be installed."""
+    from playwright.sync_api import expect
+
+    return expect(found)
 
 
-def shown(page: Browser, count: int = 4) -> None:
-    page.until(f"return document.querySelectorAll('#views figure').length === {count}")
+def upload(page: Any, *paths: Path) -> None:
+    page.locator("#upload input[type=file]").set_input_files([str(path) for path in paths])
 
 
-def words(page: Browser, selector: str) -> str:
-    return page.run(f"return document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+def shown(page: Any, count: int = 4) -> None:
+    """Waits until so many pictures are shown."""
+    expect(page.locator("#views figure")).to_have_count(count, timeout=30_000)
 
 
-def says(page: Browser, selector: str, text: str) -> None:
-    found = f"(document.querySelector({json.dumps(selector)})?.innerText ?? '')"
-    page.until(f"return {found}.includes({json.dumps(text)})")
+def says(page: Any, selector: str, text: str) -> None:
+    """Waits until an element contains a text."""
+    expect(page.locator(selector).first).to_contain_text(text, use_inner_text=True, timeout=30_000)
 
 
-def sources(page: Browser, selector: str) -> list[str]:
-    images = f"document.querySelectorAll({json.dumps(selector + ' img')})"
-    return page.run(f"return [...{images}].map(image => image.src)")
+def sources(page: Any, selector: str) -> list[str]:
+    return page.locator(f"{selector} img").evaluate_all("images => images.map(i => i.src)")
 
 
-def facts(page: Browser, selector: str) -> dict[str, float]:
+def facts(page: Any, selector: str) -> dict[str, float]:
     """Names and numbers of a list of facts."""
-    pairs = page.run(
-        f"const of = tag => [...document.querySelectorAll({json.dumps(selector)} + ' ' + tag)]"
-        ".map(e => e.innerText); return [of('dt'), of('dd')];"
+    names = page.locator(f"{selector} dt").all_inner_texts()
+    values = page.locator(f"{selector} dd").all_inner_texts()
+    numbers = [float(value.replace("−", "-").rstrip(" %")) for value in values]
+    return dict(zip(names, numbers, strict=True))
+
+
+def drag(page: Any, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draws with the mouse between two points of an element, as shares of its size."""
+    target = page.locator(selector).first
+    target.scroll_into_view_if_needed()
+    edge = target.bounding_box()
+    first, last = (
+        (edge["x"] + x * edge["width"], edge["y"] + y * edge["height"]) for x, y in (start, end)
     )
-    numbers = [float(value.replace("−", "-").rstrip(" %")) for value in pairs[1]]
-    return dict(zip(pairs[0], numbers, strict=True))
-
-
-def shot(page: Browser, name: str, width: int) -> None:
-    if folder := os.environ.get("BCOSVIT_SCREENSHOTS"):
-        height = page.run("return document.documentElement.scrollHeight")
-        page.resize(width, min(height, 3400))
-        page.run("scrollTo(0, 0)")
-        page.screenshot(Path(folder, f"serve-{name}-{width}.png"))
+    page.mouse.move(*first)
+    page.mouse.down()
+    page.mouse.move(*last)
+    page.mouse.up()

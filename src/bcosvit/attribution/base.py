@@ -212,7 +212,19 @@ def method_name(method: Method) -> str:
 
 def method_title(name: str) -> str:
     """Returns the title of a method; one that is not registered goes by its name."""
-    return METHODS.get(name).title if name in METHODS else name
+    return describe_method(name).title or name
+
+
+def describe_method(name: str) -> Explainer | type[Explainer]:
+    """Returns what a method says about itself, such as its colors.
+
+    Args:
+        name: Its name, as in `explain_all`.
+
+    Returns:
+        The registered explainer; where there is none, the class with all defaults.
+    """
+    return METHODS.get(name) if name in METHODS else Explainer
 
 
 def explain(

@@ -1,4 +1,4 @@
-"""The table of commands, nothing else; a command imports what it needs when it runs."""
+"""The command line; each command imports what it needs when it runs."""
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from bcosvit.cli import (
     serve,
     train,
 )
+from bcosvit.cli.names import ListingCommand
 
 app = typer.Typer(
     help="Vision transformers that explain themselves.",
@@ -34,7 +35,7 @@ for command in (
     info.info,
     doctor.doctor,
 ):
-    app.command(cls=train.TrainCommand if command is train.train else None)(command)
+    app.command(cls=ListingCommand)(command)
 
 
 @app.callback()
@@ -43,21 +44,23 @@ def _root() -> None:
 
 
 def main() -> None:
-    """Runs the command line; a ``ValueError`` is the user's to mend, so it is one red sentence.
+    """Runs the command line.
 
-    So is what the system refuses: a folder that cannot be written, a full disk.
+    Errors that the user can correct are printed as one sentence: a ``ValueError``, or an
+    ``OSError`` such as a folder that cannot be written or a full disk.
     """
     try:
         app()
     except ValueError as error:
-        _tell(str(error))
+        _print_error(str(error))
         raise SystemExit(2) from None
     except OSError as error:
-        refused = f"{error.filename} cannot be used" if error.filename else "The system refused"
-        _tell(f"{refused} ({error.strerror or error}); check the path, its rights and the disk.")
+        what = f"{error.filename} cannot be used" if error.filename else "A file cannot be used"
+        reason = error.strerror or error
+        _print_error(f"{what} ({reason}); check the path, its permissions and the disk.")
         raise SystemExit(2) from None
 
 
-def _tell(message: str) -> None:
-    # Messages quote shapes and names, which may look like markup.
+def _print_error(message: str) -> None:
+    # Messages contain shapes and names, which may look like markup.
     Console(stderr=True).print(f"[bold red]Error:[/] {escape(message)}", highlight=False)

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bcosvit.cli.names import complete
+
 TOLERANCE = 1e-6
 """In float64 the same function differs by its rounding, 1e-12; another one by 1e-2 and more."""
 
@@ -14,7 +16,9 @@ def bcosify(
         str, typer.Argument(help="A published B-cos DenseNet-121, v1 or v2: a path or an address.")
     ],
     out: Annotated[str, typer.Option(help="The weights file to write.")],
-    model: Annotated[str, typer.Option(help="The ViT's name.")] = "bcos_vit_ti_38",
+    model: Annotated[
+        str, typer.Option(help="The ViT's name.", autocompletion=complete("models"))
+    ] = "bcos_vit_ti_38",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the model, num_classes=10."),

@@ -6,42 +6,50 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import WEIGHTS
-from bcosvit.data.dataset import source_syntax
+from bcosvit.cli.explain import DEVICE, WEIGHTS
+from bcosvit.cli.names import complete
 
 
 def evaluate(
-    weights: Annotated[str, typer.Option(help=WEIGHTS)],
-    data: Annotated[
-        str,
-        typer.Option(help=f"One of: {source_syntax()}."),
-    ],
+    weights: Annotated[str, WEIGHTS],
+    data: Annotated[str, typer.Option(help="One of: {data}.")],
     out: Annotated[str, typer.Option(help="A folder for the report and its tables.")],
     metrics: Annotated[
         str,
-        typer.Option(help="all, or some of accuracy,localization,perturbation,masks."),
+        typer.Option(
+            help="all, or some of {metrics}, separated by commas.",
+            autocompletion=complete("metrics", several=True),
+        ),
     ] = "all",
     methods: Annotated[
-        str, typer.Option(help="all, or names with commas between them: inherent,rollout.")
+        str,
+        typer.Option(
+            help="all, or some of {methods}, separated by commas.",
+            autocompletion=complete("methods", several=True),
+        ),
     ] = "all",
     split: Annotated[
         str,
-        typer.Option(help="val (the pictures that training sets aside), train or all."),
+        typer.Option(help="val (the pictures that are not used for training), train or all."),
     ] = "val",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Draw so many pictures of the split.")
+        int | None, typer.Option(min=1, help="The number of pictures to draw from the split.")
     ] = None,
     grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
     images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures in one pass.")] = 32,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn at random.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another option of a metric."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures in one pass.")] = 32,
+    seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
+    device: Annotated[str, DEVICE] = "auto",
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON, nothing else.")
     ] = False,
 ) -> None:
-    """Measures accuracy and explanations, with a report, a table a metric and summary.json.
+    """Measures accuracy and explanations, with a report, one table per metric and summary.json.
 
     Examples:
 
@@ -51,7 +59,8 @@ def evaluate(
     --metrics localization --methods inherent,intgrad --grids 25 --out quick
     """
     from bcosvit.report.evaluate import REPORT, evaluate_weights
-    from bcosvit.report.evaluate_table import evaluation_table
+    from bcosvit.report.tables import evaluation_table
+    from bcosvit.settings import parse_settings
 
     found = evaluate_weights(
         weights,
@@ -61,11 +70,10 @@ def evaluate(
         methods=methods,
         split=split,
         limit=limit,
-        grids=grids,
-        images=images,
-        batch=batch,
+        options={"grids": grids, "images": images, **parse_settings(settings or [])},
+        batch_size=batch_size,
         seed=seed,
-        workers=workers,
+        num_workers=num_workers,
         device=device,
         console=Console(stderr=True),
     )

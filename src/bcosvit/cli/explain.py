@@ -5,40 +5,49 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bcosvit.cli.names import complete
 from bcosvit.models.hub import DEFAULT
 
-WEIGHTS = "A shipped model's name, a safetensors file, https://...#sha256=..., or hf://OWNER/REPO."
+WEIGHTS = typer.Option(
+    help="A shipped model ({weights}), a safetensors file, https://...#sha256=..., or "
+    "hf://OWNER/REPO.",
+    autocompletion=complete("weights"),
+)
+DEVICE = typer.Option(help="auto, cpu, cuda, ...")
 
 
 def explain(
     pictures: Annotated[
         list[str], typer.Argument(metavar="IMAGE|FOLDER", help="Picture files, or folders.")
     ],
-    weights: Annotated[str, typer.Option(help=WEIGHTS)] = DEFAULT,
+    weights: Annotated[str, WEIGHTS] = DEFAULT,
     classes: Annotated[
         str | None,
         typer.Option(help="Classes to explain, by name or number: cat,dog.", show_default="top 1"),
     ] = None,
     top: Annotated[
-        int | None, typer.Option(min=1, help="Explain the K surest classes instead.")
+        int | None, typer.Option(min=1, help="Explain the K most confident classes instead.")
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            help="all, or names with commas between them: inherent,rollout.",
-            show_default="inherent; ixg for conventional models",
+            help="all, or some of {methods}, separated by commas.",
+            show_default="the first that applies to the model",
+            autocompletion=complete("methods", several=True),
         ),
     ] = None,
     out: Annotated[str, typer.Option(help="The HTML report.")] = "report.html",
-    npz: Annotated[str | None, typer.Option(help="A folder for arrays, a file a picture.")] = None,
-    png: Annotated[str | None, typer.Option(help="A folder for pictures of each map.")] = None,
+    npz: Annotated[
+        str | None, typer.Option(help="A folder for arrays, with one file per picture.")
+    ] = None,
+    png: Annotated[str | None, typer.Option(help="A folder for PNG files of each map.")] = None,
     json: Annotated[str | None, typer.Option(help="A file for predictions and sums.")] = None,
     joint: Annotated[
-        bool, typer.Option("--joint", help="One scale for all classes of a picture, by method.")
+        bool, typer.Option("--joint", help="One scale per method for all classes of a picture.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
 ) -> None:
-    """Shows what speaks for and against a class, pixel by pixel, as an HTML report.
+    """Explains pictures: how much each pixel speaks for or against a class, as an HTML report.
 
     Examples:
 
@@ -49,7 +58,6 @@ def explain(
     """
     from bcosvit.report.explain import explain_pictures
 
-    console = Console(stderr=True)
     found = explain_pictures(
         pictures,
         weights,
@@ -62,6 +70,6 @@ def explain(
         json=json,
         joint=joint,
         device=device,
-        console=console,
+        console=Console(stderr=True),
     )
-    Console().print(found.told(out), highlight=False, soft_wrap=True, markup=False)
+    Console().print(found.summary(out), highlight=False, soft_wrap=True, markup=False)

@@ -11,7 +11,7 @@ from bcosvit.models.hub import DEFAULT
 
 def export(
     out: Annotated[str, typer.Option(help="The file to write; for hub, the folder.")],
-    weights: Annotated[str, typer.Option(help=WEIGHTS)] = DEFAULT,
+    weights: Annotated[str, WEIGHTS] = DEFAULT,
     format: Annotated[str, typer.Option(help="onnx, torch-export or hub.")] = "onnx",
     explanation: Annotated[
         bool,

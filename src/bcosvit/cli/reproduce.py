@@ -7,14 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bcosvit.cli.names import complete
+
 
 def reproduce(
     figure: Annotated[
         str,
-        typer.Argument(
-            help="positional, accuracy, localization, perturbation, conventional, attention, "
-            "maxout, qualitative, normalization, or all."
-        ),
+        typer.Argument(help="One of {figures}, or all.", autocompletion=complete("figures")),
     ],
     data: Annotated[
         str, typer.Option(help="A folder with train/ and val/, or whatever `train` takes.")
@@ -27,7 +26,8 @@ def reproduce(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="paper, small (for some thousand pictures), or a recipe of `train`.",
+            help="paper, small (for a few thousand pictures), or one of {recipes}.",
+            autocompletion=complete("recipes"),
             show_default="paper; small with --budget",
         ),
     ] = None,
@@ -60,14 +60,20 @@ def reproduce(
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Explanation methods, or all.", show_default="the paper's"),
+        typer.Option(
+            help="all, or some of {methods}, separated by commas.",
+            show_default="the paper's",
+            autocompletion=complete("methods", several=True),
+        ),
     ] = None,
     grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
     images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Measure on so many validation pictures.")
+        int | None, typer.Option(min=1, help="The number of validation pictures to measure on.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures in one pass of a measurement.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Pictures in one pass of a measurement.")
+    ] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Makes a figure of the paper from your pictures: trains, measures, draws.
@@ -109,7 +115,7 @@ def reproduce(
         grids=grids,
         images=images,
         limit=limit,
-        batch=batch,
+        batch=batch_size,
         device=device,
     )
     console = Console()

@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import WEIGHTS
+from bcosvit.cli.explain import DEVICE, WEIGHTS
 from bcosvit.models.hub import DEFAULT
 
 
 def serve(
-    weights: Annotated[str, typer.Option(help=WEIGHTS)] = DEFAULT,
+    weights: Annotated[str, WEIGHTS] = DEFAULT,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the page is served.")] = 7860,
     host: Annotated[
         str, typer.Option(help="127.0.0.1 for this machine alone, 0.0.0.0 for its network.")
     ] = "127.0.0.1",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     max_upload: Annotated[int, typer.Option(min=1, help="Megabytes of a file.")] = 20,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 50_000_000,
     max_pictures: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 16,
@@ -25,7 +25,9 @@ def serve(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Requests that use the model at the same time.")
     ] = 2,
-    keep: Annotated[int, typer.Option(min=1, help="Seconds that uploads are kept.")] = 3600,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Seconds after which uploads are deleted.")
+    ] = 3600,
     root_path: Annotated[
         str | None, typer.Option(help="The path or address that a proxy serves the page at.")
     ] = None,
@@ -43,9 +45,8 @@ def serve(
 
     require("bcosvit.web.app", extra="web", purpose="Serving")
     from bcosvit.predictor import Predictor
-    from bcosvit.web.answers import Answers
     from bcosvit.web.app import serving
-    from bcosvit.web.limits import Limits
+    from bcosvit.web.service import ExplanationService, Limits
 
     limits = Limits(
         megabytes=max_upload,
@@ -55,11 +56,11 @@ def serve(
         concurrency=concurrency,
         seconds=keep,
     )
-    answers = Answers(predictor=Predictor.load(weights, device), limits=limits)
-    # Before anything is kept: whoever ends the process also ends what it keeps.
+    service = ExplanationService(predictor=Predictor.load(weights, device), limits=limits)
+    # Before there are uploads, so that they are always deleted.
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with serving(answers, host=host, port=port, root_path=root_path) as address:
-        Console().print(f"{address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+    with serving(service, host=host, port=port, root_path=root_path) as address:
+        Console().print(f"{address} (press Ctrl-C to stop)", highlight=False, soft_wrap=True)
         stop.wait()

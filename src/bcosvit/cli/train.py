@@ -1,52 +1,32 @@
 """`bcosvit train`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
-from bcosvit.data.dataset import source_syntax
+from bcosvit.cli.names import complete
 from bcosvit.messages import require
-
-
-def _recipes() -> list[tuple[str, str]]:
-    """Names and summaries of all recipes; none where training is not installed."""
-    try:
-        found = require("bcosvit.train", extra="train").RECIPES
-    except ValueError:
-        return []
-    return [(name, recipe.summary) for name, recipe in found.items()]
-
-
-class TrainCommand(TyperCommand):
-    """Lists the recipes in its help; importing them takes too long for every start."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = "; ".join(f"{name}: {summary}" for name, summary in _recipes())
-        self.epilog = f"Recipes: {listed}." if listed else None
-        super().format_help(ctx, formatter)
 
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help=f"One of: {source_syntax()}. May be left out with --resume."),
+        typer.Argument(help="One of: {data}. May be left out with --resume."),
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The folder of the run; new, unless --resume is given.")],
     model: Annotated[
         str | None,
-        typer.Option(help="A model's name; by default that of the weights or of the recipe."),
+        typer.Option(
+            help="One of {models}; by default that of the weights or of the recipe.",
+            autocompletion=complete("models"),
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="The name of a recipe; all are listed below.",
-            show_default="quick",
-            autocompletion=lambda incomplete: [
-                entry for entry in _recipes() if entry[0].startswith(incomplete)
-            ],
+            help="One of {recipes}.", show_default="quick", autocompletion=complete("recipes")
         ),
     ] = None,
     settings: Annotated[

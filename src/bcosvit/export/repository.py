@@ -11,7 +11,7 @@ from bcosvit.export.compare import drawn
 from bcosvit.models.hub import locate
 from bcosvit.models.weights import read_metadata
 from bcosvit.predictor import Predictor
-from bcosvit.report.figures import (
+from bcosvit.report.images import (
     Tile,
     colors,
     method_image,

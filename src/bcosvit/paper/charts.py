@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from bcosvit.attribution import method_title
 from bcosvit.metrics import Estimate
-from bcosvit.report.html import Html
-from bcosvit.report.plots import INK, color_of, style
-from bcosvit.report.plots import inlined_svg as inlined
+from bcosvit.report.charts import INK, chart_style, inlined_svg, method_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ class Chart:
 
     name: str
     caption: str
-    inline: Html
+    inline: Markup
     svg: bytes
     png: bytes
     wide: bool = False
@@ -53,7 +53,7 @@ def grouped_bars(
     series = list(dict.fromkeys(key for bars in groups.values() for key in bars))
     colors = dict(zip(series, SERIES, strict=False))
     width = 0.8 / max(1, len(series))
-    with style(name):
+    with chart_style(name):
         figure = Figure(figsize=(max(4.5, 1.6 + 0.75 * len(groups)), 3.4), layout="constrained")
         axes = figure.subplots()
         for place, bars in enumerate(groups.values()):
@@ -89,7 +89,7 @@ def method_markers(
     """
     from matplotlib.figure import Figure
 
-    with style(name):
+    with chart_style(name):
         figure = Figure(figsize=(5.2 * len(sides), 3.8), layout="constrained")
         both = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
         for axes, (side, methods) in zip(both, sides.items(), strict=True):
@@ -123,7 +123,7 @@ def method_markers(
 def _markers(
     axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float
 ) -> None:
-    color = color_of(method)
+    color = method_color(method)
     for number, (model, value) in enumerate(values.items()):
         size, tap = model.split("-")
         aside = (number - (len(values) - 1) / 2) * 0.6 / max(1, len(values))
@@ -172,7 +172,7 @@ def _chart(figure: "Figure", name: str, caption: str, alt: str) -> Chart:
     return Chart(
         name=name,
         caption=caption,
-        inline=inlined(figure, name, alt),
+        inline=inlined_svg(figure, name, alt),
         svg=svg.getvalue(),
         png=png.getvalue(),
         wide=figure.get_figwidth() > _WIDE_INCHES,

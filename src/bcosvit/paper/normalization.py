@@ -5,7 +5,7 @@ from bcosvit.paper.lab import Lab
 from bcosvit.paper.panels import GRID, NO_GRID, explained, grids, shown_model, tiles
 from bcosvit.paper.spec import RunSpec
 from bcosvit.paper.study import Study
-from bcosvit.report.figures import contribution_scales, panel
+from bcosvit.report.images import contribution_scales, panel
 
 PAPER = "13.6, 3.3, 7.0, 5.2 (four classes of its own)"
 

@@ -12,7 +12,7 @@ from bcosvit.paper.lab import Lab
 from bcosvit.paper.measure import Loaded
 from bcosvit.paper.spec import RunSpec, vit
 from bcosvit.paper.study import Study
-from bcosvit.report.figures import (
+from bcosvit.report.images import (
     RGB,
     Tile,
     colors,

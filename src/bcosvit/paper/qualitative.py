@@ -17,7 +17,7 @@ from bcosvit.paper.panels import (
 )
 from bcosvit.paper.spec import RunSpec
 from bcosvit.paper.study import Study
-from bcosvit.report.figures import panel
+from bcosvit.report.images import panel
 
 
 def runs(study: Study) -> list[RunSpec]:

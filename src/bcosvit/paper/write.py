@@ -8,19 +8,10 @@ from typing import Any
 
 from bcosvit.files import atomic
 from bcosvit.metrics import write_summary, write_table
-from bcosvit.paper.figure import Headline, Outcome, PaperFigure, Row
-from bcosvit.report.html import (
-    Html,
-    definitions,
-    element,
-    figure,
-    foot,
-    page,
-    paragraph,
-    picture,
-    table,
-    text,
-)
+from bcosvit.paper.figure import Outcome, PaperFigure, Row
+from bcosvit.report.images import Picture
+from bcosvit.report.pages import cell, write_page
+from bcosvit.report.provenance import Provenance
 
 PAGE, TABLE, INDEX = "report.html", "table", "index.html"
 
@@ -55,61 +46,28 @@ def write_figure(folder: Path, wanted: PaperFigure, outcome: Outcome, about: Abo
 
 def write_index(path: Path, made: Mapping[PaperFigure, Outcome], about: About) -> None:
     """What the paper says and what was found, figure by figure."""
-    lead = Html(definitions(about.facts))
-    ending = foot(about.command, about.config, about.versions)
-    with page(path, "The paper's figures, reproduced", lead, ending) as write:
-        for wanted, outcome in made.items():
-            link = element("a", text(wanted.title), href=f"{wanted.name}/{PAGE}")
-            write(element("section", element("h2", link), _headlines(outcome.headlines)))
+    template = "paper/templates/index.html.jinja"
+    write_page(path, template, made=made, about=about, provenance=_provenance(about))
 
 
 def _page(path: Path, wanted: PaperFigure, outcome: Outcome, about: About) -> None:
-    lead = Html(paragraph(wanted.about) + definitions(about.facts))
-    ending = foot(about.command, about.config, about.versions)
-    with page(path, wanted.title, lead, ending) as write:
-        write(_section("The paper and this reproduction", _headlines(outcome.headlines)))
-        if about.missing:
-            rows = list(about.missing.items())
-            unmade = table("Drawn without these.", ("Run or measurement", "Why"), rows)
-            write(_section("Missing", unmade))
-        if outcome.charts:
-            drawn = [
-                figure(chart.inline, text(chart.caption), wide=chart.wide)
-                for chart in outcome.charts
-            ]
-            write(_section("Plots", element("div", *drawn, class_="charts")))
-        for shown in outcome.panels:
-            image = picture(shown.png, shown.caption, shown.size)
-            write(element("section", figure(image, text(shown.caption))))
-        if outcome.rows:
-            link = element("a", text(f"{TABLE}.csv"), href=f"{TABLE}.csv")
-            about_it = "Intervals are 95 %, by resampling pictures (whole grids in the grid game)."
-            numbers = _table(about_it, outcome.rows)
-            if outcome.means:
-                every = text(f"All {len(outcome.rows)} rows")
-                folded = element("details", element("summary", every), numbers)
-                numbers = Html(_table("Means over models.", outcome.means) + folded)
-            write(_section("Table", numbers, element("p", link)))
-        if outcome.notes:
-            write(_section("Notes", *(paragraph(note) for note in outcome.notes)))
-        if about.runs:
-            write(_section("Runs", _table("What this figure was made of.", about.runs)))
+    write_page(
+        path,
+        "paper/templates/figure.html.jinja",
+        title=wanted.title,
+        figure=wanted,
+        outcome=outcome,
+        pictures=[
+            Picture(data=shown.png, alt=shown.caption, width=shown.size[0], height=shown.size[1])
+            for shown in outcome.panels
+        ],
+        about=about,
+        provenance=_provenance(about),
+    )
 
 
-def _headlines(headlines: Sequence[Headline]) -> Html:
-    rows = [(line.claim, line.paper, line.ours) for line in headlines]
-    return table("Means with 95 % intervals.", ("Claim", "Paper", "Here"), rows)
-
-
-def _section(heading: str, *content: Html) -> Html:
-    return element("section", element("h2", text(heading)), *content)
-
-
-def _table(caption: str, rows: Sequence[Row]) -> Html:
-    header = list(rows[0])
-    numbers = [at for at, name in enumerate(header) if not isinstance(rows[0][name], str)]
-    body = [[_shown(value) for value in row.values()] for row in rows]
-    return table(caption, header, body, numbers=numbers)
+def _provenance(about: About) -> Provenance:
+    return Provenance(command=about.command, versions=about.versions, config=about.config)
 
 
 def _markdown(wanted: PaperFigure, outcome: Outcome, about: About) -> str:
@@ -131,7 +89,7 @@ def _markdown_table(rows: Sequence[Row]) -> str:
         return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
     header = list(rows[0])
-    body = [line([_shown(value) for value in row.values()]) for row in rows]
+    body = [line([cell(value) for value in row.values()]) for row in rows]
     return "\n".join([line(header), line(["---"] * len(header)), *body])
 
 
@@ -161,12 +119,6 @@ def _blank(row: Row) -> dict[str, Any]:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in row.items()
     }
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}".replace("-", "−") if isinstance(value, float) else str(value)
 
 
 def _bytes(path: Path, content: bytes) -> None:

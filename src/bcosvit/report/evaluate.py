@@ -1,21 +1,38 @@
-"""`bcosvit evaluate`: measures a model and its explanations, and leaves tables and a report."""
+"""`bcosvit evaluate`: measures a model and its explanations, and writes tables and a report."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TaskID, TimeRemainingColumn
+from rich.progress import Progress as ProgressBars
 
-from bcosvit.data.dataset import labeled_images, open_source
+from bcosvit.attribution import describe_method
+from bcosvit.data.dataset import Skipped, labeled_images, open_source
 from bcosvit.files import make_folder
-from bcosvit.metrics import METRICS, Evaluation, Metric, configure, evaluate, obstacles
-from bcosvit.metrics import Progress as Told
+from bcosvit.messages import unknown
+from bcosvit.metrics import (
+    METRICS,
+    CurveChart,
+    Estimate,
+    Evaluation,
+    Metric,
+    MetricResult,
+    Progress,
+    configure,
+    evaluate,
+    obstacles,
+)
 from bcosvit.predictor import Predictor
-from bcosvit.report.evaluate_html import EvaluationAbout, evaluate_page
-from bcosvit.report.provenance import command_line, versions
+from bcosvit.report.charts import draw_chart
+from bcosvit.report.pages import write_page
+from bcosvit.report.provenance import Provenance
+from bcosvit.report.tables import metric_columns
 
 REPORT = "report.html"
 
@@ -29,19 +46,35 @@ def evaluate_weights(
     methods: str = "all",
     split: str = "val",
     limit: int | None = None,
-    grids: int = 250,
-    images: int = 250,
-    batch: int = 32,
+    options: Mapping[str, Any] | None = None,
+    batch_size: int = 32,
     seed: int = 0,
-    workers: int = 0,
+    num_workers: int = 0,
     device: str = "auto",
     console: Console | None = None,
 ) -> Evaluation:
-    """Measures the model in ``weights`` on ``data`` (see `open_source`).
+    """Measures a model and its explanations, and writes tables and a report.
 
-    The folder ``out`` gets a table a metric, ``summary.json`` and ``report.html``. ``metrics`` are
-    some of `METRICS` with commas between them, or "all" that the data and the model allow;
-    ``methods`` as in `Predictor.methods`. ``limit`` draws so many pictures of the split.
+    Args:
+        weights: A shipped model's name, or anything else that `bcosvit.load` takes.
+        data: Anything that `open_source` takes.
+        out: The folder for one CSV table per metric, ``summary.json`` and ``report.html``.
+        metrics: Names of metrics, separated by commas, or "all" that the data and model allow.
+        methods: Names of methods, separated by commas, or "all" (`Predictor.methods`).
+        split: The part of the data: "val", "train" or "all".
+        limit: The number of pictures to draw at random; by default all are measured.
+        options: Values of options such as ``grids``, for each of the metrics that has them.
+        batch_size: How many pictures pass through the model at once.
+        seed: Of everything that is drawn at random.
+        num_workers: How many processes read ahead.
+        device: A device by name; ``"auto"`` is the accelerator where there is one.
+        console: Where progress bars are shown.
+
+    Returns:
+        The results of all metrics.
+
+    Raises:
+        ValueError: If an argument is not allowed, or a metric that is named cannot be measured.
     """
     predictor = Predictor.load(weights, device)
     chosen = predictor.methods(methods)
@@ -56,63 +89,146 @@ def evaluate_weights(
     if limit is not None:
         pictures.limit(limit, seed)
     masks = pictures.masks()
-    options = {"grids": grids, "images": images, "seed": seed}
-    wanted = [_with_options(metric, options) for metric in METRICS.pick(metrics).values()]
+    values = {**(options or {}), "seed": seed}
+    _check_options(values)
+    wanted = [_with_options(metric, values) for metric in METRICS.pick(metrics).values()]
     left_out = obstacles(wanted, predictor.model, pictures, has_masks=masks is not None)
     if metrics.strip() == "all":
         wanted = [metric for metric in wanted if metric.name not in left_out]
     elif left_out:
         name, reason = next(iter(left_out.items()))
         raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
-    # Before the work rather than after it.
+    # A folder that cannot be written is found before the work.
     make_folder(out)
-    with _told(console) as progress:
+    with _progress(console) as progress:
         found = evaluate(
             predictor.model,
             pictures,
             chosen,
             metrics=wanted,
             masks=masks if any(metric.needs_masks for metric in wanted) else None,
-            batch_size=batch,
-            num_workers=workers,
+            batch_size=batch_size,
+            num_workers=num_workers,
             progress=progress,
         )
     found.write(out)
-    about = EvaluationAbout(
+    write_report(
+        Path(out, REPORT),
+        found,
         facts={
             "Model": predictor.describe(),
             "Weights": predictor.weights,
             "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
         },
-        config={"evaluation": dict(found.settings), "model": predictor.config},
-        command=command_line(),
-        versions=versions(),
+        provenance=Provenance.of({"evaluation": dict(found.settings), "model": predictor.config}),
         left_out=left_out,
         skipped=pictures.skipped(),
     )
-    evaluate_page(Path(out, REPORT), found, about)
     return found
 
 
+def write_report(
+    path: str | Path,
+    found: Evaluation,
+    *,
+    facts: Mapping[str, str],
+    provenance: Provenance,
+    left_out: Mapping[str, str] | None = None,
+    skipped: Sequence[Skipped] = (),
+) -> None:
+    """Writes the HTML report of an evaluation.
+
+    Args:
+        path: The file; the tables that it links to are beside it (`Evaluation.write`).
+        found: The results.
+        facts: What the report says about model, weights and data.
+        provenance: How the report was made.
+        left_out: The reasons by the names of metrics that were not measured.
+        skipped: Pictures that could not be read.
+    """
+    columns, methods = metric_columns(found), found.settings["methods"]
+    write_page(
+        path,
+        "report/templates/evaluate.html.jinja",
+        facts=facts,
+        provenance=provenance,
+        level=found.settings["bootstrap"]["level"],
+        methods=methods,
+        columns=columns,
+        best={
+            title: max(values, key=lambda method: values[method].mean) if values else None
+            for title, values in columns.items()
+        },
+        # The rows that are pointed out.
+        chosen=[row for row, method in enumerate(methods) if describe_method(method).exact],
+        completeness=found.completeness,
+        results=[_shown(name, result) for name, result in found.results.items()],
+        left_out=[(_title(name), reason) for name, reason in (left_out or {}).items()],
+        skipped=skipped,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What the template shows of a metric."""
+
+    name: str
+    title: str
+    about: str
+    facts: Mapping[str, Estimate]
+    charts: Sequence[tuple[Markup, str]]
+    """SVG and title."""
+    legend: Sequence[str]
+    """The methods whose colors the charts do not name themselves."""
+
+
+def _shown(name: str, result: MetricResult) -> _Shown:
+    charts = result.charts()
+    curves = [chart for chart in charts if isinstance(chart, CurveChart)]
+    return _Shown(
+        name=name,
+        title=_title(name),
+        about=result.about(),
+        facts=result.facts(),
+        charts=[(draw_chart(chart), getattr(chart, "title", "")) for chart in charts],
+        legend=list(dict.fromkeys(method for chart in curves for method in chart.curves)),
+    )
+
+
+def _title(metric: str) -> str:
+    return METRICS.get(metric).title if metric in METRICS else metric
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = {name for _, metric in METRICS.items() for name in _option_names(metric)}
+    for name in options:
+        if name not in known:
+            raise ValueError(unknown("option of a metric", name, sorted(known)))
+
+
+def _option_names(metric: Metric) -> set[str]:
+    return {field.name for field in dataclasses.fields(metric)}  # type: ignore[arg-type]
+
+
 def _with_options(metric: Metric, options: Mapping[str, Any]) -> Metric:
-    """``metric`` with those of the options that it has."""
-    names = {field.name for field in dataclasses.fields(metric)}  # type: ignore[arg-type]
+    """Sets those of the options that the metric has."""
+    names = _option_names(metric)
     return configure(metric, {name: value for name, value in options.items() if name in names})
 
 
 @contextmanager
-def _told(console: Console | None) -> Iterator[Told | None]:
-    """Progress bars, one for each pass over the data, where somebody watches."""
+def _progress(console: Console | None) -> Iterator[Progress | None]:
+    """Progress bars, one for each pass over the data."""
     if console is None:
         yield None
         return
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    columns = (*ProgressBars.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with ProgressBars(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def tell(done: int, total: int, what: str) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what.capitalize())
-            bars.update(tasks[what], completed=done, total=total)
+        def show(done: int, total: int, name: str) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name.capitalize())
+            bars.update(tasks[name], completed=done, total=total)
 
-        yield tell
+        yield show

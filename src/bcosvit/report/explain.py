@@ -1,40 +1,76 @@
-"""`bcosvit explain`: reads pictures one after the other, explains them, writes what is asked for.
+"""`bcosvit explain`: reads pictures one after the other, explains them and writes the results.
 
-A picture is forgotten before the next one is read, whatever is written, so that memory does not
-grow with their number. One that cannot be read is listed and passed over; only where none can be
-read there is nothing to report, which is an error.
+No picture stays in memory after it was written, so that memory does not grow with their number.
+Pictures that cannot be read are listed and left out; it is an error if none can be read.
 """
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from bcosvit.attribution import method_title
 from bcosvit.data.dataset import Skipped
 from bcosvit.data.images import ImageError, list_images
-from bcosvit.predictor import Explanation, Predictor
-from bcosvit.report.explain_files import json_file, npz_files, png_files
-from bcosvit.report.explain_html import About, explain_page
-from bcosvit.report.provenance import command_line, versions
+from bcosvit.files import atomic
+from bcosvit.predictor import Explanation, Predictor, Sums
+from bcosvit.report.images import (
+    RGB,
+    MapFigure,
+    Picture,
+    Tile,
+    colors,
+    contribution_scales,
+    map_figure,
+    method_image,
+    overlay_image,
+    panel,
+    photo_image,
+    png_bytes,
+    weight_image,
+)
+from bcosvit.report.pages import render, stream_page
+from bcosvit.report.provenance import Provenance
+
+TOP = 5
+"""How many classes are listed for each picture, besides those that are explained."""
+
+Add = Callable[[int, Explanation | Skipped], None]
+"""Takes a picture's number, from 1, and its explanation, or why there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of the pictures."""
+    """How many pictures were explained, and which were left out."""
 
     explained: int
     skipped: tuple[Skipped, ...]
 
-    def told(self, out: str | Path) -> str:
-        """In a sentence or two, for the terminal."""
+    def summary(self, out: str | Path | None) -> str:
+        """Summarizes the outcome in one line for the terminal."""
         count = len(self.skipped)
-        left_out = f"; {count} could not be read, which it lists" if count else ""
+        unread = f" ({count} could not be read and {'is' if count == 1 else 'are'} listed there)"
         pictures = "1 picture" if self.explained == 1 else f"{self.explained} pictures"
-        return f"{pictures} explained{left_out}: {out}"
+        return f"{pictures} explained: {out}{unread if count else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportInfo:
+    """What is the same for all pictures of a report."""
+
+    predictor: Predictor
+    methods: Sequence[str]
+    provenance: Provenance
+    joint: bool = False
+    """Whether the maps of one method share a scale over the classes of a picture."""
 
 
 def explain_pictures(
@@ -52,58 +88,78 @@ def explain_pictures(
     device: str = "auto",
     console: Console | None = None,
 ) -> Outcome:
-    """Explains picture files and folders of them with the model in ``weights``.
+    """Explains picture files and writes a report, arrays, pictures or numbers.
 
-    ``classes`` are names or numbers with commas between them (`find_classes`); without, the ``top``
-    surest classes of each picture are explained, by default one. For ``methods`` see
-    `Predictor.methods`. ``out`` is the HTML report, ``npz`` and ``png`` are folders, ``json`` is a
-    file; None leaves each out. ``joint`` draws a picture's maps of one method on one scale.
+    Args:
+        inputs: Picture files, and folders of them.
+        weights: A shipped model's name, or anything else that `bcosvit.load` takes.
+        classes: The classes to explain, by name or number, separated by commas
+            (`Predictor.find_classes`).
+        top: Without ``classes``, how many of the most confident classes are explained; 1 by
+            default.
+        methods: Names of methods, separated by commas, or "all" (`Predictor.methods`).
+        out: The HTML report; None writes none, here and below.
+        npz: A folder for arrays, with one NPZ file per picture.
+        png: A folder for PNG files of each map.
+        json: A file for predictions and sums.
+        joint: Whether the maps of one method share a scale over the classes of a picture.
+        device: A device by name; ``"auto"`` is the accelerator where there is one.
+        console: Where a progress bar is shown.
+
+    Returns:
+        How many pictures were explained, and which could not be read.
+
+    Raises:
+        ValueError: If an argument is not allowed, or no picture can be read.
     """
     if classes is not None and top is not None:
-        raise ValueError("Classes are given by name or as the surest few: give --classes or --top.")
+        raise ValueError("Both classes and a number of classes are given: use --classes or --top.")
     if top is not None and top < 1:
         raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
     paths = find_pictures(inputs)
     predictor = Predictor.load(weights, device)
     chosen = predictor.methods(methods)
     targets = None if classes is None else predictor.find_classes(classes)
-    about = About(
-        weights=predictor.weights,
-        model=predictor.describe(),
-        config=predictor.config,
-        classes=predictor.class_names,
+    info = ReportInfo(
+        predictor=predictor,
         methods=chosen,
         joint=joint,
-        command=command_line(),
-        versions=versions(),
+        provenance=Provenance.of(predictor.config),
     )
     skipped: list[Skipped] = []
-    kinds = ((out, explain_page), (npz, npz_files), (png, png_files), (json, json_file))
-    asked = [(path, kind) for path, kind in kinds if path is not None]
+    kinds = ((out, html_report), (npz, npz_files), (png, png_files), (json, json_file))
     with ExitStack() as stack:
-        writers = [stack.enter_context(kind(path, about)) for path, kind in asked]
-        for number, (name, path) in enumerate(_told(paths, console), start=1):
+        writers = [
+            stack.enter_context(kind(path, info)) for path, kind in kinds if path is not None
+        ]
+        for number, (name, path) in enumerate(_progress(paths, console), start=1):
             found: Explanation | Skipped
             try:
                 image = predictor.read(path)
             except ImageError as error:
                 if len(skipped) == len(paths) - 1:
-                    raise _nothing(len(paths), error) from error
+                    raise _nothing_readable(len(paths), error) from error
                 found = Skipped(key=name, reason=str(error))
                 skipped.append(found)
             else:
-                found = predictor.explain(
-                    image, targets, top=top or 1, methods=chosen, name=name, number=number
-                )
+                found = predictor.explain(image, targets, top=top or 1, methods=chosen, name=name)
             for add in writers:
-                add(found)
+                add(number, found)
     return Outcome(explained=len(paths) - len(skipped), skipped=tuple(skipped))
 
 
 def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
-    """(name to show, path) of every picture file given, or found in a folder given.
+    """Finds picture files.
 
-    Names are paths below the deepest folder that holds them all.
+    Args:
+        inputs: Files, and folders that are searched.
+
+    Returns:
+        The name to show and the path of each picture. Names are paths below the deepest folder
+        that all pictures have in common.
+
+    Raises:
+        ValueError: If a file or folder does not exist, or there are no pictures in it.
     """
     found: list[Path] = []
     for given in map(Path, inputs):
@@ -111,7 +167,7 @@ def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
             raise ValueError(f"There is no file or folder {given}; check the path.")
         inside = list_images(given) if given.is_dir() else [given]
         if not inside:
-            raise ValueError(f"The folder {given} holds no pictures; give another, or files.")
+            raise ValueError(f"The folder {given} contains no pictures; give another, or files.")
         found += inside
     if not found:
         raise ValueError("There is nothing to explain; give picture files or folders.")
@@ -119,14 +175,244 @@ def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
     return [(path.absolute().relative_to(root).as_posix(), path) for path in found]
 
 
-def _told(paths: list[tuple[str, Path]], console: Console | None) -> Iterable[tuple[str, Path]]:
-    """With a progress bar, where somebody watches."""
+@contextmanager
+def html_report(path: str | Path, info: ReportInfo) -> Iterator[Add]:
+    """Writes an HTML report with one section per picture.
+
+    Args:
+        path: The file, which appears if the block ends without an error.
+        info: What is the same for all pictures.
+
+    Yields:
+        A function that adds a picture.
+    """
+    skipped: list[Skipped] = []
+    with stream_page(
+        path,
+        "report/templates/explain.html.jinja",
+        predictor=info.predictor,
+        methods=info.methods,
+        joint=info.joint,
+        provenance=info.provenance,
+        skipped=skipped,
+    ) as write:
+
+        def add(number: int, item: Explanation | Skipped) -> None:
+            if isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                write(_section(number, item, info))
+
+        yield add
+
+
+@contextmanager
+def npz_files(folder: str | Path, info: ReportInfo) -> Iterator[Add]:
+    """Writes one NPZ file per picture.
+
+    Each file contains ``image``, ``logits``, ``probabilities``, ``target``, ``classes`` (the names
+    of the target classes), one ``map_METHOD`` [C, H, W] per method, and for inherent explanations
+    ``weights`` [C, 6, H, W], ``residual`` and ``bias``.
+    """
+
+    def add(number: int, item: Explanation | Skipped) -> None:
+        if isinstance(item, Skipped):
+            return
+        names = info.predictor.class_names
+        arrays: dict[str, Any] = {
+            "image": item.image.numpy(),
+            "logits": item.logits.numpy(),
+            "probabilities": item.probabilities.numpy(),
+            "target": item.target.numpy(),
+            "classes": np.array([names[label] for label in item.target.tolist()]),
+        }
+        for method, attribution in item.attributions.items():
+            arrays[f"map_{method}"] = attribution.map.numpy()
+        own = item.exact
+        if own is not None and own.weights is not None and own.residual is not None:
+            arrays |= {"weights": own.weights.numpy(), "residual": own.residual.numpy()}
+            arrays["bias"] = np.float64(own.bias)
+        with atomic(Path(folder, f"{_stem(number, item)}.npz")) as temporary:
+            np.savez_compressed(temporary, **arrays)
+
+    yield add
+
+
+@contextmanager
+def png_files(folder: str | Path, info: ReportInfo) -> Iterator[Add]:
+    """Writes PNG files for each picture and class: one per method, the first method's overlay on
+    the photo, and the colors of W(x) on a transparent background."""
+
+    def add(number: int, item: Explanation | Skipped) -> None:
+        if isinstance(item, Skipped):
+            return
+        scales = _scales(item, info)
+        first = next(iter(item.attributions))
+        photo = photo_image(item.image)
+        for row, label in enumerate(item.target.tolist()):
+            drawn: dict[str, RGB] = {}
+            for method, attribution in item.attributions.items():
+                map_, scale = attribution.map[row], scales[method][row]
+                drawn[method] = method_image(method, map_, scale)
+                if method == first:
+                    drawn["overlay"] = overlay_image(photo, method, map_, scale)
+            if (own := item.exact) is not None and own.weights is not None:
+                drawn["colors"] = photo_image(colors(own, row))
+            for kind, image in drawn.items():
+                class_name = _safe(info.predictor.class_names[label])
+                name = f"{_stem(number, item)}-{label}-{class_name}-{kind}.png"
+                with atomic(Path(folder, name)) as temporary:
+                    temporary.write_bytes(png_bytes(image))
+
+    yield add
+
+
+@contextmanager
+def json_file(path: str | Path, info: ReportInfo) -> Iterator[Add]:
+    """Writes one JSON object with the model, a list of ``images``, and those ``skipped``."""
+    skipped: list[dict[str, str]] = []
+    head = {
+        "command": info.provenance.command,
+        "weights": info.predictor.weights,
+        "versions": dict(info.provenance.versions),
+        "config": dict(info.provenance.config),
+        "methods": list(info.methods),
+    }
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(head, indent=1)[:-2] + ',\n "images": [')
+        separator = "\n"
+
+        def add(number: int, item: Explanation | Skipped) -> None:
+            nonlocal separator
+            if isinstance(item, Skipped):
+                skipped.append({"file": item.key, "reason": item.reason})
+                return
+            record = _record(number, item, info.predictor.class_names)
+            file.write(separator + json.dumps(record, allow_nan=False))
+            separator = ",\n"
+
+        yield add
+        file.write(f'\n ],\n "skipped": {json.dumps(skipped)}\n}}\n')
+
+
+@contextmanager
+def contact_sheet(path: str | Path, info: ReportInfo) -> Iterator[Add]:
+    """Writes one PNG file with one row per picture and target class."""
+    rows: list[list[Tile]] = []
+
+    def add(number: int, item: Explanation | Skipped) -> None:
+        if isinstance(item, Skipped):
+            return
+        photo, scales = photo_image(item.image), _scales(item, info)
+        for row, label in enumerate(item.target.tolist()):
+            tiles = [Tile(image=photo, label=item.name)]
+            for method, attribution in item.attributions.items():
+                map_, scale = attribution.map[row], scales[method][row]
+                image = method_image(method, map_, scale)
+                tiles.append(Tile(image=image, label=method_title(method)))
+                if len(tiles) == 2:
+                    over = overlay_image(photo, method, map_, scale)
+                    tiles.append(Tile(image=over, label=info.predictor.class_names[label]))
+            if (weights := weight_image(item.exact, row)) is not None:
+                tiles.append(Tile(image=weights, label="W(x) in color"))
+            rows.append(tiles)
+
+    yield add
+    with atomic(path) as temporary:
+        panel(rows).save(temporary, format="PNG")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExplainedClass:
+    """What the template shows for one class of a picture."""
+
+    entry: dict[str, Any]
+    maps: list[MapFigure]
+    overlay: Picture
+    colors: Picture | None
+    sums: Sums | None
+    exact: str
+    """The title of the method whose contributions are summed."""
+
+
+def _section(number: int, found: Explanation, info: ReportInfo) -> str:
+    names = info.predictor.class_names
+    explained = found.target.tolist()
+    listed = list(dict.fromkeys([*found.top(TOP), *explained]))
+    photo, scales = photo_image(found.image), _scales(found, info)
+    return render(
+        "report/templates/explanation.html.jinja",
+        number=number,
+        name=found.name,
+        listed=[found.entry(label, names) for label in listed],
+        chosen=[place for place, label in enumerate(listed) if label in explained],
+        photo=Picture.of(photo, f"{found.name}, as the model saw it"),
+        classes=[
+            _explained_class(found, row, photo, scales, found.entry(label, names))
+            for row, label in enumerate(explained)
+        ],
+    )
+
+
+def _explained_class(
+    found: Explanation,
+    row: int,
+    photo: RGB,
+    scales: dict[str, list[float]],
+    entry: dict[str, Any],
+) -> _ExplainedClass:
+    maps = {method: each.map[row] for method, each in found.attributions.items()}
+    name, first, own = entry["class"], next(iter(maps)), found.exact
+    over = overlay_image(photo, first, maps[first], scales[first][row])
+    weights = weight_image(own, row)
+    return _ExplainedClass(
+        entry=entry,
+        maps=[map_figure(method, maps[method], scales[method][row], name) for method in maps],
+        overlay=Picture.of(over, f"{method_title(first)} to {name}, on the picture"),
+        colors=None if weights is None else Picture.of(weights, f"The colors of W(x) for {name}"),
+        sums=None if own is None else found.sums(row),
+        exact="".join(method_title(m) for m, each in found.attributions.items() if each is own),
+    )
+
+
+def _scales(found: Explanation, info: ReportInfo) -> dict[str, list[float]]:
+    return {
+        method: contribution_scales(attribution.map, joint=info.joint)
+        for method, attribution in found.attributions.items()
+    }
+
+
+def _record(number: int, found: Explanation, names: Sequence[str]) -> dict[str, Any]:
+    explained = [found.entry(label, names) for label in found.target.tolist()]
+    if found.exact is not None:
+        for row, entry in enumerate(explained):
+            # The logit is the prediction's, with and without an explanation.
+            entry |= asdict(found.sums(row)) | {"logit": entry["logit"]}
+    return {
+        "number": number,
+        "file": found.name,
+        "top": [found.entry(label, names) for label in found.top(TOP)],
+        "explained": explained,
+    }
+
+
+def _stem(number: int, found: Explanation) -> str:
+    """A file name: the number makes it unique, the picture's name makes it readable."""
+    return f"{number:05}-{_safe(Path(found.name).stem)}"
+
+
+def _safe(name: str) -> str:
+    """Letters, digits and dashes only, and not too many, for all file systems."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "picture"
+
+
+def _progress(paths: list[tuple[str, Path]], console: Console | None) -> Iterable[tuple[str, Path]]:
     if console is None:
         return paths
     return track(paths, "Explaining", console=console, transient=True)
 
 
-def _nothing(count: int, error: ImageError) -> ValueError:
+def _nothing_readable(count: int, error: ImageError) -> ValueError:
     if count == 1:
         return error
     reason = str(error).rstrip(".")

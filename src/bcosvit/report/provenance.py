@@ -1,23 +1,41 @@
-"""Where a report comes from: the command and the versions at its foot, and the machine."""
+"""How a report was made: the command, the versions and the machine."""
 
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a reader needs to make the same report again; the end of every page shows it."""
+
+    command: str
+    versions: Mapping[str, str]
+    config: Mapping[str, Any]
+    """Of the model and whatever else was chosen, fit for JSON."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Provenance":
+        """Returns the provenance of a report that this process makes."""
+        return cls(command=command_line(), versions=versions(), config=config)
+
+
 def command_line() -> str:
-    """The command that this process was started by, fit to be pasted into a shell."""
+    """Returns the command that started this process, ready to be pasted into a shell."""
     program = Path(sys.argv[0]).name
-    # `python -m bcosvit` is the same command by another door.
+    # `python -m bcosvit` is the same command.
     return shlex.join(["bcosvit" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Returns the versions of the packages that numbers depend on."""
     import bcosvit
 
     return {
@@ -29,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: torch.device) -> str:
-    """What computed it, in words."""
+    """Describes a device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} threads, {platform.machine()}"

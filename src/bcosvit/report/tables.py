@@ -1,13 +1,56 @@
 """Tables for the terminal."""
 
+from collections.abc import Iterable, Mapping
+
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
+from bcosvit.metrics import Estimate, Evaluation
 from bcosvit.models.summary import ModelSummary
 
 
+def metric_columns(found: Evaluation) -> dict[str, Mapping[str, Estimate]]:
+    """Returns the means of all metrics by column title and method."""
+    return {
+        title: values
+        for result in found.results.values()
+        for title, values in result.columns().items()
+    }
+
+
+def evaluation_table(found: Evaluation) -> RenderableType:
+    """Tabulates an evaluation: what does not depend on a method, then metrics by method."""
+    facts = Table(show_header=False, box=None)
+    for result in found.results.values():
+        for title, value in result.facts().items():
+            facts.add_row(escape(title), escape(str(value)))
+    if found.completeness is not None:
+        facts.add_row("Contributions", str(found.completeness))
+    columns = metric_columns(found)
+    if not columns:
+        return facts
+    table = Table("Method")
+    for title in columns:
+        table.add_column(escape(title), justify="right")
+    for method in found.settings["methods"]:
+        cells = [values.get(method) for values in columns.values()]
+        table.add_row(
+            escape(method), *("–" if cell is None else escape(str(cell)) for cell in cells)
+        )
+    return Group(facts, table)
+
+
+def list_table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
+    """Tabulates names, each with what is known about it."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
 def summary_table(name: str, summary: ModelSummary) -> RenderableType:
-    """A model's parts with their cost, then what a batch takes."""
+    """Tabulates the parts of a model with their cost, then the memory of a batch."""
     parts = Table(title=name, title_justify="left", title_style="bold")
     parts.add_column("part")
     for column in ("layers", "parameters", "trained", "GFLOPs / image"):
@@ -38,14 +81,6 @@ def summary_table(name: str, summary: ModelSummary) -> RenderableType:
     batch.add_row(f"training, batch {summary.batch}", _size(summary.training_bytes))
     batch.add_row("", "[dim]float32, estimated from shapes[/]")
     return Group(parts, batch)
-
-
-def list_table(names: list[str]) -> Table:
-    """Every model name, one a row."""
-    table = Table(title="models", title_justify="left", title_style="bold", show_header=False)
-    for name in names:
-        table.add_row(name)
-    return table
 
 
 def _size(count: int) -> str:

@@ -35,7 +35,7 @@ from bcosvit.data.dataset import Skipped, Split, write_skipped
 from bcosvit.files import atomic
 from bcosvit.models.card import model_card
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, save_state
-from bcosvit.report.figures import Tile, contribution_image, panel, photo_image
+from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
 from bcosvit.train.plan import Plan
 from bcosvit.train.recipe import Recipe

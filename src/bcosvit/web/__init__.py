@@ -1,1 +1,1 @@
-"""The web demo and its HTTP API."""
+"""The web page of `bcosvit serve` and its HTTP API."""

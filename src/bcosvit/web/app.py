@@ -1,8 +1,8 @@
-"""The demo as one Gradio app, and how it is started.
+"""The page and the API as one Gradio app, and the server that runs it.
 
 Nothing leaves the machine: analytics are off, fonts are the system's, server-side rendering by Node
-is off, and a content security policy forbids the browser every other host. Uploads and files that
-were made are deleted after a while, and when the server stops.
+is off, and a content security policy forbids the browser to contact other hosts. Uploads and
+downloads are deleted after a while, and when the server stops.
 """
 
 import os
@@ -14,28 +14,30 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from bcosvit.web import style
-from bcosvit.web.answers import Answers
 from bcosvit.web.api import add_api
-from bcosvit.web.page import add_page
+from bcosvit.web.page import STATIC, add_page
+from bcosvit.web.service import ExplanationService
 
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'"
 )
-"""Gradio's page needs inline scripts; what matters is that nothing is asked of other hosts."""
+"""Gradio's page needs inline scripts; other hosts are never contacted."""
 
 SESSIONS = 100
-"""Of which Gradio keeps a copy of the page's settings; a request of the API is one, too. Nothing of
-ours is in them, so that a user whose session is dropped does not notice."""
+"""How many sessions Gradio stores, where each request of the API is one, too. They contain nothing
+of ours, so that a user whose session is deleted does not notice."""
+
+FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "monospace")
 
 _FOLDER = "GRADIO_TEMP_DIR"
 
 Message = MutableMapping[str, Any]
 
 
-class SameHost:
-    """Puts the policy on every answer; written for ASGI, so that streams stay streams."""
+class SecurityPolicy:
+    """ASGI middleware that adds the content security policy to all responses."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
@@ -50,38 +52,55 @@ class SameHost:
         await self.app(scope, receive, sending)
 
 
-def build(answers: Answers) -> gr.Blocks:
-    """Page and API."""
-    limits = answers.limits
+def build(service: ExplanationService) -> gr.Blocks:
+    """Builds the Gradio app with page and API."""
+    limits = service.limits
     with gr.Blocks(
         title="bcosvit: what the model saw",
         analytics_enabled=False,
         delete_cache=(max(1, limits.seconds // 10), limits.seconds),
     ) as blocks:
-        add_page(answers)
-        add_api(answers)
-        blocks.load(None, js=style.PASTE, api_visibility="private")
+        add_page(service)
+        add_api(service)
+        blocks.load(None, js=(STATIC / "paste.js").read_text(), api_visibility="private")
     blocks.queue(max_size=limits.queue)
     return blocks
 
 
 @contextmanager
 def serving(
-    answers: Answers, *, host: str = "127.0.0.1", port: int = 7860, root_path: str | None = None
+    service: ExplanationService,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    root_path: str | None = None,
 ) -> Iterator[str]:
-    """Serves in threads of its own until the block ends; yields the address."""
-    with _own_files():
-        blocks = build(answers)
+    """Serves page and API in background threads until the block ends.
+
+    Args:
+        service: What is served.
+        host: The address to listen on.
+        port: The port to listen on.
+        root_path: The path or address at which a proxy shows the page.
+
+    Yields:
+        The address of the page.
+
+    Raises:
+        ValueError: If the port cannot be used.
+    """
+    with _temporary_files():
+        blocks = build(service)
         try:
             blocks.launch(
                 server_name=host,
                 server_port=port,
                 root_path=root_path,
-                max_file_size=answers.limits.megabytes * 1_000_000,
+                max_file_size=service.limits.megabytes * 1_000_000,
                 theme=_theme(),
-                css=style.CSS,
+                css=(STATIC / "style.css").read_text(),
                 footer_links=["api"],
-                app_kwargs={"middleware": [Middleware(SameHost)]},
+                app_kwargs={"middleware": [Middleware(SecurityPolicy)]},
                 share=False,
                 ssr_mode=False,
                 run_history=False,
@@ -101,10 +120,10 @@ def serving(
 
 
 @contextmanager
-def _own_files() -> Iterator[None]:
-    """A folder for what is uploaded and made, removed whatever happens.
+def _temporary_files() -> Iterator[None]:
+    """A folder for uploads and downloads, which is always removed at the end.
 
-    Gradio removes its files when it ends well, which it does not while a browser is connected.
+    Gradio removes its files only if it ends while no browser is connected.
     """
     before = os.environ.get(_FOLDER)
     with tempfile.TemporaryDirectory(prefix="bcosvit-", dir=before) as folder:
@@ -119,12 +138,12 @@ def _own_files() -> Iterator[None]:
 
 
 def _theme() -> gr.themes.Base:
-    """Calm, with the system's fonts, and every text dark or light enough to be read."""
+    """Few colors, the system's fonts, and enough contrast for all text."""
     soft = {
         f"{name}{mode}": color
         for name in ("body_text_color_subdued", "block_info_text_color", "block_label_text_color")
         for mode, color in (("", "*neutral_600"), ("_dark", "*neutral_300"))
     }
-    return gr.themes.Base(
-        primary_hue="red", neutral_hue="zinc", font=style.FONTS, font_mono=style.MONO
-    ).set(**soft)
+    return gr.themes.Base(primary_hue="red", neutral_hue="zinc", font=FONTS, font_mono=MONO).set(
+        **soft
+    )

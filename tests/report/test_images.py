@@ -1,6 +1,7 @@
 """Colors of maps: their ends and middle, their scales, and files that hold them without loss."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,9 +9,8 @@ import torch
 from PIL import Image
 
 from bcosvit.attribution import METHODS
-from bcosvit.report.figures import (
+from bcosvit.report.images import (
     Tile,
-    attention_image,
     contribution_image,
     contribution_scale,
     contribution_scales,
@@ -61,22 +61,21 @@ def test_jet_is_matplotlibs():
 
     map_ = torch.linspace(0, 1, 64)[None]
     theirs = matplotlib.colormaps["jet"](map_.numpy())[..., :3] * 255
-    assert np.abs(attention_image(map_, 1.0) - theirs).max() < 6
+    assert np.abs(method_image("rollout", map_, 1.0) - theirs).max() < 6
     # What is negative has no place on it.
-    low = attention_image(torch.tensor([[-2.0, 0.0]]), 1.0)
+    low = method_image("rollout", torch.tensor([[-2.0, 0.0]]), 1.0)
     assert low[0, 0].tolist() == low[0, 1].tolist() == [0, 0, 128]
 
 
 def test_methods_have_their_colors():
     map_ = torch.full((2, 2), -1.0)
-    jet = {"rollout", "finatt", "cheferlrp"}
-    for method in METHODS:
+    for method, explainer in METHODS.items():
         first = method_image(method, map_, 1.0)[0, 0].tolist()
-        assert first == ([0, 0, 128] if method in jet else BLUE)
+        assert first == ([0, 0, 128] if explainer.colormap == "jet" else BLUE)
         assert gradient_css(method).startswith(f"rgb({first[0]} {first[1]} {first[2]})")
 
 
-@pytest.mark.parametrize("draw", [contribution_image, attention_image])
+@pytest.mark.parametrize("draw", [contribution_image, partial(method_image, "rollout")])
 def test_maps_without_a_scale(draw):
     zero = draw(torch.zeros(4, 4))
     assert len(np.unique(zero.reshape(-1, 3), axis=0)) == 1
@@ -144,7 +143,7 @@ def test_panels_have_room_for_all():
         (lambda: contribution_scale(torch.full((2, 2), torch.inf)), "infinity"),
         (
             lambda: overlay_image(np.zeros((3, 3, 3), np.uint8), "ixg", torch.zeros(2, 2)),
-            "does not lie on",
+            "does not fit",
         ),
         (
             lambda: overlay_image(np.zeros((2, 2, 3), np.uint8), "ixg", torch.ones(2, 2), alpha=2),

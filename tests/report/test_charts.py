@@ -2,8 +2,8 @@
 
 import re
 
-from bcosvit.metrics import Estimate
-from bcosvit.report.plots import bars, curves, legend
+from bcosvit.metrics import BarChart, CurveChart, Estimate
+from bcosvit.report.charts import draw_chart
 from tests.report.support import Page
 
 
@@ -17,10 +17,18 @@ MEANS = {"inherent": estimate(0.6), "random": estimate(0.25), "Rollout(start=<1>
 def charts() -> list[str]:
     lines = {method: [value, estimate(0.1)] for method, value in MEANS.items()}
     return [
-        bars("one", "share", MEANS, chance=0.25),
-        bars("two", "area", MEANS),
-        curves("three", ("% removed", "confidence"), [0, 25], lines),
-        legend(list(MEANS)),
+        draw_chart(BarChart(name="one", axis="share", values=MEANS, chance=0.25)),
+        draw_chart(BarChart(name="two", axis="area", values=MEANS)),
+        draw_chart(
+            CurveChart(
+                name="three",
+                title="",
+                x_axis="% removed",
+                y_axis="confidence",
+                positions=[0, 25],
+                curves=lines,
+            )
+        ),
     ]
 
 

@@ -1,0 +1,137 @@
+"""What the page shows, as HTML from ``templates/fragments.html.jinja``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from bcosvit.attribution import method_title
+from bcosvit.predictor import Predictor, Sums
+from bcosvit.report.images import (
+    MapFigure,
+    Picture,
+    map_figure,
+    overlay_image,
+    photo_image,
+    weight_image,
+)
+from bcosvit.report.pages import macros
+from bcosvit.web.service import Box, ClassMap, Region, Upload
+
+NOTHING = (
+    "Drop photos, choose them, or paste one. You will see what the model recognizes, and how much "
+    "each pixel contributes to it."
+)
+SUMS = "Contributions, the residual (the share of constants) and the bias sum to the logit."
+REGION = (
+    "Click a picture for a small square, drag for a box, or type its pixels. Evidence is the logit "
+    "without the bias."
+)
+METHODS = (
+    "Other explanations of the same class; they do not sum to the logit. Slow methods pass the "
+    "picture through the model many times."
+)
+DOWNLOAD = "All pictures, each with the class that is chosen for it."
+
+_NO_BOX = Box(x=0, y=0, width=0, height=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thumbnail:
+    """A picture in the list of all uploads."""
+
+    index: int
+    name: str
+    picture: Picture
+    entry: Mapping[str, Any]
+    """What is predicted for the most confident class."""
+
+
+def header(predictor: Predictor) -> Markup:
+    """Renders the title of the page and the model's description."""
+    return _fragments().header(predictor.describe(), Path(predictor.weights).name)
+
+
+def heading(title: str, hint: str) -> Markup:
+    """Renders the heading of a part of the page."""
+    return _fragments().heading(title, hint)
+
+
+def empty(text: str) -> Markup:
+    """Renders what is shown while there is nothing else."""
+    return _fragments().empty(text)
+
+
+def problem(text: str) -> Markup:
+    """Renders an error message."""
+    return _fragments().problem(text)
+
+
+def thumbnail(index: int, upload: Upload, entry: Mapping[str, Any]) -> Thumbnail:
+    """Draws a picture for the list of all uploads."""
+    # Without a text of its own: its name follows.
+    picture = Picture.of(photo_image(upload.image), "")
+    return Thumbnail(index=index, name=upload.name, picture=picture, entry=entry)
+
+
+def thumbnails(pictures: Sequence[Thumbnail], problems: Sequence[str]) -> Markup:
+    """Renders the list of all uploads, of which the first is chosen, and the errors."""
+    return _fragments().thumbnails(pictures, problems)
+
+
+def class_list(entries: Sequence[Mapping[str, Any]], chosen: int) -> Markup:
+    """Renders classes with their probabilities as buttons."""
+    return _fragments().class_list(entries, chosen)
+
+
+def title(entry: Mapping[str, Any]) -> Markup:
+    """Renders the class that is explained."""
+    return _fragments().title(entry)
+
+
+def views(shown: ClassMap, name: str, alpha: float, box: Box | None) -> Markup:
+    """Renders the photo, the contributions, their overlay and W(x), with the box on each.
+
+    Args:
+        shown: The map.
+        name: The class that it explains.
+        alpha: The opacity of the overlay.
+        box: The region that is measured.
+    """
+    photo = photo_image(shown.found.image)
+    over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=alpha)
+    weights = weight_image(shown.found.exact, shown.row)
+    return _fragments().views(
+        Picture.of(photo, "The picture as the model sees it"),
+        _figure(shown, name),
+        Picture.of(over, f"{method_title(shown.method)} to {name}, on the picture"),
+        None if weights is None else Picture.of(weights, f"The colors of W(x) for {name}"),
+        box or _NO_BOX,
+    )
+
+
+def gallery(maps: Sequence[ClassMap], name: str) -> Markup:
+    """Renders the maps of several methods for one class."""
+    return _fragments().gallery([_figure(each, name) for each in maps], _NO_BOX)
+
+
+def sums(found: Sums) -> Markup:
+    """Renders the terms that sum to the logit."""
+    return _fragments().sums(found)
+
+
+def region(found: Region) -> Markup:
+    """Renders what a box contributes."""
+    return _fragments().region(found)
+
+
+def _figure(shown: ClassMap, name: str) -> MapFigure:
+    return map_figure(shown.method, shown.map, shown.scale, name)
+
+
+@cache
+def _fragments() -> Any:
+    return macros("web/templates/fragments.html.jinja")

@@ -1,0 +1,162 @@
+"""What one user has chosen, and what the page shows for it; Gradio is not used here.
+
+The server stores nothing about a user: the state is in the components of the user's own page, and
+is sent with every event. Gradio checks the uploads each time, and `Selection.of` checks the rest,
+since a page can send anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from bcosvit.report.explain import TOP
+from bcosvit.web import render
+from bcosvit.web.service import Box, ExplanationService, Upload
+
+INDEPENDENT, JOINT = "Independent", "Joint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The uploads of one user, and what is chosen of them."""
+
+    paths: Sequence[str]
+    """All uploads, including those that cannot be read."""
+    current: int
+    """The index of the upload that is shown; −1 if there is none."""
+    labels: Mapping[int, int]
+    """The classes that are chosen for uploads, by index."""
+
+    @classmethod
+    def of(cls, paths: Sequence[str], state: Any, num_classes: int) -> "Selection":
+        """Reads what a page sends.
+
+        Args:
+            paths: The uploads.
+            state: What `state` returned before.
+            num_classes: How many classes the model has.
+
+        Raises:
+            ValueError: If the state is not valid.
+        """
+        try:
+            selection = cls(
+                paths=paths,
+                current=int(state["current"]),
+                labels={int(index): int(label) for index, label in state["labels"].items()},
+            )
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise ValueError("The page sent an invalid state: load it again.") from None
+        if not all(0 <= label < num_classes for label in selection.labels.values()):
+            raise ValueError(f"The model has only {num_classes} classes: choose another class.")
+        if not -1 <= selection.current < len(selection.paths):
+            raise ValueError("The chosen picture has been removed: choose another.")
+        return selection
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the page sends back together with the uploads, fit for JSON."""
+        return {
+            "current": self.current,
+            "labels": {str(index): label for index, label in self.labels.items()},
+        }
+
+    def with_label(self, label: int) -> "Selection":
+        """Returns the same with a class chosen for the picture that is shown."""
+        return replace(self, labels={**self.labels, self.current: label})
+
+
+EMPTY = Selection(paths=(), current=-1, labels={}).state()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageEvents:
+    """Computes what the page shows after each event, for any user."""
+
+    service: ExplanationService
+
+    def selection(self, paths: Sequence[str] | None, state: Any) -> Selection:
+        """Reads and checks what a page sends."""
+        num_classes = len(self.service.predictor.class_names)
+        return Selection.of(self.service.check_count(paths), state, num_classes)
+
+    def chosen(self, selection: Selection, index: int) -> tuple[Upload, int]:
+        """Returns a picture and the class to explain."""
+        upload = self.service.open(selection.paths[index])
+        most_confident = self.service.predict(upload).top(1)[0]
+        return upload, selection.labels.get(index, most_confident)
+
+    def upload(self, paths: Sequence[str] | None) -> tuple[Selection | None, Markup]:
+        """Reads new uploads; returns None as the selection if none can be read."""
+        pictures, problems = [], []
+        for index, path in enumerate(self.service.check_count(paths)):
+            try:
+                upload = self.service.open(path)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            found = self.service.predict(upload)
+            entry = self.service.entry(found, found.top(1)[0])
+            pictures.append(render.thumbnail(index, upload, entry))
+        listed = render.thumbnails(pictures, problems)
+        if not pictures:
+            return None, listed
+        return Selection(paths=paths or (), current=pictures[0].index, labels={}), listed
+
+    def classes(self, selection: Selection) -> Markup:
+        """Lists the most confident classes of the picture, and the chosen one."""
+        upload, label = self.chosen(selection, selection.current)
+        found = self.service.predict(upload)
+        listed = dict.fromkeys([*found.top(TOP), label])
+        return render.class_list([self.service.entry(found, each) for each in listed], label)
+
+    def show(
+        self, paths: list[str] | None, state: Any, alpha: float, scale: str, *edges: int | None
+    ) -> list[Markup]:
+        """Returns title, pictures, sums and region."""
+        selection = self.selection(paths, state)
+        if selection.current < 0:
+            return [Markup()] * 4
+        upload, label = self.chosen(selection, selection.current)
+        shown = self.service.explain(upload, label, joint=scale == JOINT)
+        entry = self.service.entry(shown.found, label)
+        views = render.views(shown, entry["class"], alpha, Box.of(edges))
+        if self.service.exact is None:
+            return [render.title(entry), views, Markup(), Markup()]
+        sums = render.sums(self.service.sums(upload, label))
+        return [render.title(entry), views, sums, self.region(selection, *edges)]
+
+    def region(self, selection: Selection, *edges: int | None) -> Markup:
+        """Returns what the box contributes, or what is wrong with the box."""
+        box = Box.of(edges)
+        if box is None:
+            return render.empty("No region yet.")
+        upload, label = self.chosen(selection, selection.current)
+        try:
+            return render.region(self.service.region(upload, label, box))
+        except ValueError as error:
+            return render.problem(str(error))
+
+    def compare(
+        self, paths: list[str] | None, state: Any, methods: list[str], scale: str
+    ) -> Markup:
+        """Returns the maps of other methods for the same class."""
+        selection = self.selection(paths, state)
+        if selection.current < 0 or not methods:
+            return Markup()
+        upload, label = self.chosen(selection, selection.current)
+        joint = scale == JOINT
+        maps = [self.service.explain(upload, label, each, joint=joint) for each in methods]
+        return render.gallery(maps, self.service.predictor.class_names[label])
+
+    def save(self, kind: str, selection: Selection, methods: list[str], folder: Path) -> Path:
+        """Writes a file about all uploads that can be read."""
+        chosen = []
+        for index in range(len(selection.paths)):
+            with suppress(ValueError):
+                chosen.append(self.chosen(selection, index))
+        used = ",".join([self.service.methods[0], *methods])
+        return self.service.write_file(chosen, used, kind, folder)
