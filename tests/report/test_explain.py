@@ -41,7 +41,7 @@ def test_a_report_on_a_folder(weights, pictures, tmp_path):
     # For each picture two classes: the photo, an overlay, W(x) and ten methods.
     assert len(page.images) == 3 * 2 * (3 + len(bcosvit.explainers(bcosvit.load(weights))))
     assert page.text.count("Σ contributions") == 3 * 2
-    assert "could not be read" not in page.text
+    assert "every file was a picture" in page.text
     assert '"family": "bcos"' in page.text
     assert bcosvit.__version__ in page.text
     assert torch.__version__ in page.text
@@ -114,7 +114,7 @@ def test_bad_pictures_are_listed_and_passed_over(weights, pictures, tmp_path):
     )
     assert found.explained == 2
     assert [item.key for item in found.skipped] == ["0001.png", "empty.jpg"]
-    assert "2 could not be read" in found.summary("r.html")
+    assert "2 could not be read" in found.told("r.html")
     page = Page(tmp_path / "r.html")
     page.assert_self_contained()
     assert "not an image of a known format" in page.text
@@ -152,16 +152,26 @@ def test_joint_scales(weights, pictures, tmp_path):
     assert together[0] != together[3]
 
 
-def test_conventional_models_have_softmax_and_no_sums(pictures, tmp_path):
+def test_conventional_models_have_softmax_and_sums_of_exact_methods_only(pictures, tmp_path):
     weights = write_weights(tmp_path / "c.safetensors", family="conventional", classes=None)
     explain_pictures(
-        [pictures], weights, methods="ixg,cheferlrp", out=tmp_path / "r.html", npz=tmp_path / "n"
+        [pictures], weights, methods="all", out=tmp_path / "all.html", npz=tmp_path / "all"
     )
-    page = Page(tmp_path / "r.html")
+    page = Page(tmp_path / "all.html")
     page.assert_self_contained()
-    assert "Σ contributions" not in page.text
+    assert "Σ contributions" in page.text
     assert "CheferLRP" in page.text
     assert "class 0" in page.text
+    for path in (tmp_path / "all").iterdir():
+        arrays = np.load(path)
+        assert arrays["probabilities"].sum() == pytest.approx(1)
+        logits = arrays["map_exact-linear"].sum((1, 2)) + arrays["residual"] + arrays["bias"]
+        expected = arrays["logits"][arrays["target"]]
+        np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)
+    explain_pictures(
+        [pictures], weights, methods="ixg,plrp", out=tmp_path / "r.html", npz=tmp_path / "n"
+    )
+    assert "Σ contributions" not in Page(tmp_path / "r.html").text
     for path in (tmp_path / "n").iterdir():
         arrays = np.load(path)
         assert arrays["probabilities"].sum() == pytest.approx(1)
@@ -264,7 +274,7 @@ def test_mistaken_paths(weights, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no file or folder"):
         find_pictures([tmp_path / "missing.png"])
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="holds no pictures"):
         find_pictures([tmp_path / "empty"])
     with pytest.raises(ValueError, match="nothing to explain"):
         find_pictures([])
