@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bcosvit.paper.study import Study
+from bcosvit.paper import StudyOptions
 
 COLORS = {
     "blue": (30, 40, 220),
@@ -54,7 +54,7 @@ def write_squares(root: Path, train: int = 16, val: int = 5) -> Path:
     return root
 
 
-def small_study(data: Path | str, out: Path, **changes) -> Study:
+def small_study(data: Path | str, out: Path, **changes) -> StudyOptions:
     """One size and one depth of everything."""
     fields = {
         "sizes": ("ti",),
@@ -63,7 +63,7 @@ def small_study(data: Path | str, out: Path, **changes) -> Study:
         "settings": SETTINGS,
         "grids": 3,
         "images": 4,
-        "batch": 8,
+        "batch_size": 8,
         "device": "cpu",
     }
-    return Study(data=str(data), out=out, **{**fields, **changes})
+    return StudyOptions(data=str(data), out=out, **{**fields, **changes})

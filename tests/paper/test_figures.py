@@ -1,65 +1,61 @@
 """The numbers of the tables, against what they are by hand."""
 
 import io
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from bcosvit.paper import accuracy, positional
-from bcosvit.paper.accuracies import top1
-from bcosvit.paper.attention import branch_ratio
-from bcosvit.paper.catalog import FIGURES
+from bcosvit.metrics import Bootstrap
+from bcosvit.paper import FIGURES, RunSpec, Study, figures
 from bcosvit.paper.charts import method_markers
-from bcosvit.paper.conventional import conventional_outcome
-from bcosvit.paper.localization import localization_outcome
-from bcosvit.paper.perturbation import perturbation_outcome
-from bcosvit.paper.sampled import sampled
-from bcosvit.paper.scores import best_post_hoc, method_scores
-from bcosvit.paper.spec import vit
+from bcosvit.paper.figures import Top1, best_post_hoc, branch_ratio, measure_scores
 from tests.paper.support import small_study
+
+
+@pytest.fixture
+def answered(tmp_path, monkeypatch):
+    """Makes a study in which everything was measured already."""
+
+    def study(answers, **options) -> Study:
+        monkeypatch.setattr(
+            figures, "measure_run", lambda study, spec, metric: answers.get((spec.label, metric))
+        )
+        return Study.open(small_study("scenes", tmp_path, **options))
+
+    return study
 
 
 def scores(**methods):
     """By method: a constant score on Ti-38 and S-38."""
     return {
-        method: {"Ti-38": sampled([first] * 4), "S-38": sampled([second] * 4)}
+        method: {
+            "Ti-38": Bootstrap().resample([first] * 4),
+            "S-38": Bootstrap().resample([second] * 4),
+        }
         for method, (first, second) in methods.items()
     }
-
-
-class Answers:
-    """A lab in which everything was measured already."""
-
-    def __init__(self, tmp_path, answers, seeds=1, **study):
-        self.study = small_study("scenes", tmp_path, seeds=seeds, **study)
-        self.answers, self.missing, self.used = answers, {}, {}
-        self.runs = SimpleNamespace(done=lambda spec: None)
-
-    def measure(self, spec, metric):
-        return self.answers.get((spec.label, metric))
 
 
 def test_localization_is_compared_with_the_best_mean_over_models():
     # Rollout is best on average, IxG on the second model.
     found = scores(inherent=(0.8, 0.6), rollout=(0.5, 0.2), ixg=(0.2, 0.4), random=(0.9, 0.9))
     assert best_post_hoc(found) == "rollout"
-    ratio, each, inherent = localization_outcome(found).headlines
+    outcome = FIGURES.get("localization").outcome(found)
+    ratio, each, inherent = outcome.headlines
     assert ratio.value.value == pytest.approx(0.7 / 0.35)
     assert ratio.ours.startswith("2.00 [2.00, 2.00] (Rollout)")
     assert each.value.value == pytest.approx((0.8 / 0.5 + 0.6 / 0.4) / 2)
     assert inherent.value.value == pytest.approx(0.7)
-    rows = localization_outcome(found).rows
-    (mean,) = [r for r in rows if r["method"] == "rollout" and r["model"] == "mean of 2"]
+    (mean,) = [r for r in outcome.rows if r["method"] == "rollout" and r["model"] == "mean of 2"]
     assert mean["localization"] == pytest.approx(0.35)
     assert mean["÷ inherent"] == pytest.approx((0.5 / 0.8 + 0.2 / 0.6) / 2)
 
 
-def test_areas_are_normalized_a_model_before_they_are_averaged():
+def test_areas_are_normalized_per_model_before_they_are_averaged():
     found = scores(inherent=(0.4, 0.1), rollout=(0.1, 0.06), ixg=(0.2, 0.0))
     # Relative to inherent: rollout 0.25 and 0.6, IxG 0.5 and 0; the means are 0.425 and 0.25.
-    (line,) = perturbation_outcome(found).headlines
+    (line,) = FIGURES.get("perturbation").outcome(found).headlines
     assert line.value.value == pytest.approx(1 / 0.425)
     assert "Rollout" in line.ours
     assert "1.99" in line.paper
@@ -70,7 +66,9 @@ def test_areas_are_normalized_a_model_before_they_are_averaged():
     [((-0.1, 0.2), "inherent area is not positive on Ti-38"), ((0.1, 0.2), "is not above zero")],
 )
 def test_a_ratio_that_means_nothing_is_not_given(inherent, says):
-    (line,) = perturbation_outcome(scores(inherent=inherent, ixg=(-0.1, -0.1))).headlines
+    (line,) = (
+        FIGURES.get("perturbation").outcome(scores(inherent=inherent, ixg=(-0.1, -0.1))).headlines
+    )
     assert line.value is None
     assert says in line.ours
 
@@ -79,7 +77,8 @@ def test_conventional_models_are_compared_by_their_own_best_method():
     bcos = scores(inherent=(0.9, 0.7), rollout=(0.3, 0.3))
     plain = scores(intgrad=(0.4, 0.3), rollout=(0.2, 0.3))
     areas = scores(inherent=(0.4, 0.2)), scores(finatt=(0.1, 0.1), ixg=(0.05, 0.1))
-    outcome = conventional_outcome((bcos, plain), areas)
+    found = {"localization": (bcos, plain), "perturbation": areas}
+    outcome = FIGURES.get("conventional").outcome(found)
     localization, perturbation = outcome.headlines
     assert localization.value.value == pytest.approx(0.8 / 0.35)
     assert localization.ours.endswith("(IntGrad)")
@@ -95,45 +94,41 @@ def test_conventional_models_are_compared_by_their_own_best_method():
     assert {row["model"] for row in outcome.means} == {"mean of 2"}
 
 
-def test_scores_are_averaged_over_seeds_and_models_are_independent(tmp_path):
+def test_scores_are_averaged_over_seeds_and_models_are_independent(answered):
     answers = {
-        ("bcos_vit_ti_38", "localization"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
-        ("bcos_vit_ti_38, seed 1", "localization"): {
-            "means": {"ixg": 1},
-            "scores": {"ixg": [0.6]},
-        },
-        ("bcos_vit_s_38", "localization"): {"means": {"ixg": 1}, "scores": {"ixg": [0.1, 0.3]}},
-        ("bcos_vit_b_38", "localization"): {"means": {}, "scores": {}},
+        ("bcos_vit_ti_38", "localization"): {"scores": {"ixg": [0.1, 0.3]}, "divisors": {}},
+        ("bcos_vit_ti_38, seed 1", "localization"): {"scores": {"ixg": [0.6]}, "divisors": {}},
+        ("bcos_vit_s_38", "localization"): {"scores": {"ixg": [0.1, 0.3]}, "divisors": {}},
+        ("bcos_vit_b_38", "localization"): {"scores": {}, "divisors": {}},
     }
-    lab = Answers(tmp_path, answers, seeds=2)
-    specs = [vit("bcos", size, "38") for size in ("ti", "s", "b")]
-    found = method_scores(lab, specs, "localization")["ixg"]
+    study = answered(answers, seeds=2, sizes=("ti", "s", "b"))
+    found = measure_scores(study, "bcos", "localization")["ixg"]
     assert found["Ti-38"].value == pytest.approx((0.2 + 0.6) / 2)
     assert found.keys() == {"Ti-38", "S-38"}
-    assert "too little" in lab.missing["localization of bcos_vit_b_38"]
+    assert "too few" in study.missing["localization of bcos_vit_b_38"]
     apart = (found["S-38"] - found["Ti-38"]).estimate()
     assert apart.high - apart.low > 0.1
 
 
-def test_areas_are_divided_by_the_mean_start(tmp_path):
-    result = {"means": {"ixg": 1}, "areas": {"ixg": [0.1, 0.2]}, "starts": {"ixg": [0.5, 1.0]}}
-    lab = Answers(tmp_path, {("bcos_vit_ti_38", "perturbation"): result})
-    (found,) = method_scores(lab, [vit("bcos", "ti", "38")], "perturbation")["ixg"].values()
+def test_areas_are_divided_by_the_mean_start(answered):
+    result = {"scores": {"ixg": [0.1, 0.2]}, "divisors": {"ixg": [0.5, 1.0]}}
+    study = answered({("bcos_vit_ti_38", "perturbation"): result})
+    (found,) = measure_scores(study, "bcos", "perturbation")["ixg"].values()
     assert found.value == pytest.approx(0.15 / 0.75)
 
 
-def test_gaps_are_between_the_same_pictures(tmp_path):
+def test_gaps_are_between_the_same_images(answered):
     answers = {
         ("bcos_vit_ti_38", "accuracy"): {"correct": "1101"},
         ("bcos_vit_ti_38, seed 1", "accuracy"): {"correct": "1111"},
         ("vit_ti_38", "accuracy"): {"correct": "1001"},
         ("vit_ti_38, seed 1", "accuracy"): {"correct": "1001"},
     }
-    outcome = accuracy.make(Answers(tmp_path, answers, seeds=2))
+    outcome = FIGURES.get("accuracy").make(answered(answers, seeds=2))
     ahead, gap, best = outcome.headlines
     assert ahead.ours == "1 of 1"
     assert gap.value.value == pytest.approx(7 / 8 - 1 / 2)
-    # On the first and last picture both are right: only the other two tell them apart.
+    # Both are right on the first and last image: only the other two distinguish them.
     assert gap.value.estimate().low == pytest.approx(0)
     assert best.value.value == pytest.approx(7 / 8)
     bcos, plain = outcome.rows
@@ -142,40 +137,39 @@ def test_gaps_are_between_the_same_pictures(tmp_path):
     assert bcos["B-cos − conventional"] == pytest.approx(3 / 8)
 
 
-def test_the_prior_is_compared_with_the_best_other(tmp_path):
+def test_the_prior_is_compared_with_the_best_other(answered):
     name = "bcos_vit_ti_38"
     answers = {
         (name, "accuracy"): {"correct": "1110"},
         (f"{name}, position=add", "accuracy"): {"correct": "1100"},
         (f"{name}, position=none", "accuracy"): {"correct": "1000"},
     }
-    (line,) = positional.make(Answers(tmp_path, answers)).headlines
+    (line,) = FIGURES.get("positional").make(answered(answers)).headlines
     assert line.value.value == pytest.approx(0.25)
     assert "over add" in line.ours
 
 
-def test_seeds_that_are_missing_are_left_out(tmp_path):
-    answers = {("bcos_vit_ti_38, seed 1", "accuracy"): {"correct": "10"}}
-    lab = Answers(tmp_path, answers, seeds=2)
-    found = top1(lab, vit("bcos", "ti", "38"))
+def test_seeds_that_are_missing_are_left_out(answered):
+    study = answered({("bcos_vit_ti_38, seed 1", "accuracy"): {"correct": "10"}}, seeds=2)
+    found = Top1.of(study, RunSpec.vit("bcos", "ti", "38"))
     assert found.by_seed == {1: 0.5}
-    assert found.spread is None
-    assert top1(lab, vit("bcos", "s", "38")) is None
+    assert found.row()["seed deviation"] is None
+    assert Top1.of(study, RunSpec.vit("bcos", "s", "38")) is None
 
 
-def test_branch_ratios_are_geometric(tmp_path):
-    answers = {("bcos_vit_ti_38", "norms"): {"log_ratio": [0.0, 2.0]}}
-    ratio = branch_ratio(Answers(tmp_path, answers), vit("bcos", "ti", "38"))
+def test_branch_ratios_are_geometric(answered):
+    study = answered({("bcos_vit_ti_38", "norms"): {"log_ratio": [0.0, 2.0]}})
+    ratio = branch_ratio(study, RunSpec.vit("bcos", "ti", "38"))
     assert ratio.value == pytest.approx(2.718281828)
 
 
-def test_nothing_measured_is_said(tmp_path):
-    for figure in FIGURES.values():
-        if figure.name not in ("qualitative", "normalization"):
-            outcome = figure.make(Answers(tmp_path, {}))
-            assert outcome.rows == []
-            assert not outcome.charts
-            assert {line.ours for line in outcome.headlines} <= {"not measured"}
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_measured_is_said(answered, name):
+    outcome = FIGURES.get(name).make(answered({}))
+    assert not outcome.rows
+    assert not outcome.charts
+    assert not outcome.panels
+    assert {line.ours for line in outcome.headlines} == {"not measured"}
 
 
 @pytest.mark.parametrize(
@@ -193,8 +187,8 @@ def test_nothing_measured_is_said(tmp_path):
     ],
 )
 def test_the_papers_own_axes(tmp_path, name, count):
-    study = small_study("scenes", tmp_path, sizes=None, taps=None)
-    runs = FIGURES[name].runs(study)
+    study = Study.open(small_study("scenes", tmp_path, sizes=None, taps=None))
+    runs = FIGURES.get(name).runs(study)
     assert len(runs) == len(set(runs)) == count
     if name == "positional":
         assert {spec.short for spec in runs} == {"Ti-87", "S-87", "B-87"}

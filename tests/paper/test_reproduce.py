@@ -1,4 +1,4 @@
-"""Every figure from nothing to its page, by the command's own road; and again, without the road."""
+"""Every figure from nothing to its page, as the command makes it, and again from the cache."""
 
 import csv
 import json
@@ -13,12 +13,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from bcosvit.cli import app
-from bcosvit.paper import lab as lab_module
-from bcosvit.paper import measure as measure_module
-from bcosvit.paper import runs as runs_module
-from bcosvit.paper.budget import Cost
-from bcosvit.paper.catalog import FIGURES
-from bcosvit.paper.reproduce import reproduce
+from bcosvit.paper import FIGURES, measure, reproduce, runs, tuning
+from bcosvit.paper.runs import Cost
 from bcosvit.train import Stopped
 from bcosvit.train.callbacks import History
 from bcosvit.train.task import Task
@@ -32,7 +28,7 @@ class PowerCutError(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_curves():
-    """Training's own pictures, which are tested there and take a third of these runs' time."""
+    """Training's own curves, which are tested there and take a third of these runs' time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(History, "_write_curves", lambda self: None)
         yield
@@ -48,19 +44,19 @@ def whole(data, tmp_path_factory):
     """All figures, and what was said on the way."""
     said: list[str] = []
     study = small_study(data, tmp_path_factory.mktemp("paper"))
-    return study, reproduce("all", study, say=said.append), said
+    return study, reproduce("all", study, log=said.append), said
 
 
 def watch(monkeypatch) -> list[tuple[str, bool]]:
     """Every call of training: the run's folder, and whether it resumes."""
     calls: list[tuple[str, bool]] = []
-    original = runs_module.train_run
+    original = runs.train_model
 
     def counted(*args, **kwargs):
         calls.append((Path(kwargs["out"]).name, kwargs.get("resume", False)))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(runs_module, "train_run", counted)
+    monkeypatch.setattr(runs, "train_model", counted)
     return calls
 
 
@@ -73,7 +69,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def test_every_figure_is_drawn_from_shared_runs(whole):
     study, made, said = whole
-    assert made.outcomes.keys() == FIGURES.keys()
+    assert list(made.outcomes) == list(FIGURES)
     assert made.missing == {}
     trained = [line for line in said if line.startswith("Training")]
     # Two backbones, then mul, none, emb, add, standard, B=1, no MaxOut, and the conventional one.
@@ -100,7 +96,7 @@ def test_a_figure_leaves_plots_tables_and_a_page(whole, name):
         assert size_of(folder / f"{chart.name}.png") > (100, 100)
     assert len(page.images) == len(outcome.panels)
     for panel in outcome.panels:
-        assert size_of(folder / f"{panel.name}.png") == panel.size
+        assert size_of(folder / f"{panel.name}.png") == (panel.picture.width, panel.picture.height)
     if outcome.means:
         # What is to be read first stands by itself.
         assert all(row in outcome.rows for row in outcome.means)
@@ -135,7 +131,7 @@ def test_the_measured_models_are_those_of_the_last_epoch(whole):
     for each in measured:
         done = json.loads((study.out / "runs" / each["run"] / "done.json").read_text())
         result = each["result"]
-        assert result["correct"].count("1") / result["pictures"] == pytest.approx(
+        assert result["correct"].count("1") / result["images"] == pytest.approx(
             done["final_top1"], abs=1e-6
         )
 
@@ -143,9 +139,9 @@ def test_the_measured_models_are_those_of_the_last_epoch(whole):
 def test_what_is_finished_is_neither_trained_nor_measured_again(whole, monkeypatch):
     study, made, _ = whole
     calls = watch(monkeypatch)
-    monkeypatch.setattr(measure_module, "evaluate", None)
+    monkeypatch.setattr(measure, "evaluate", None)
     said: list[str] = []
-    again = reproduce("conventional", study, say=said.append)
+    again = reproduce("conventional", study, log=said.append)
     assert calls == []
     assert said == ["4 runs: 4 finished before, 0 to train"]
     assert again.outcomes["conventional"].rows == made.outcomes["conventional"].rows
@@ -160,18 +156,18 @@ def test_plots_are_drawn_where_there_are_no_weights(whole, tmp_path):
         shutil.copy(file, there)
     elsewhere = replace(study, out=tmp_path)
     for name in ("accuracy", "conventional", "attention"):
-        again = reproduce(name, elsewhere, say=lambda text: None)
+        again = reproduce(name, elsewhere, log=lambda text: None)
         assert again.outcomes[name].rows == made.outcomes[name].rows
 
 
-def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
+def test_a_run_predicts_the_images_once(data, tmp_path, monkeypatch):
     """Odd file names included, which no table can hold."""
     odd = tmp_path / "odd"
     shutil.copytree(data, odd)
     (odd / "val" / "red" / "0.png").rename(odd / "val" / "red" / "\udcff.png")
     study = small_study(odd, tmp_path / "paper", settings={**SETTINGS, "epochs": 1})
     predicted = []
-    original = measure_module.evaluate
+    original = measure.evaluate
 
     def watched(*args, **kwargs):
         predicted.append(kwargs["known"] is None)
@@ -179,16 +175,16 @@ def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
             raise PowerCutError
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(measure_module, "evaluate", watched)
+    monkeypatch.setattr(measure, "evaluate", watched)
     with pytest.raises(PowerCutError):
-        reproduce("perturbation", study, say=lambda text: None)
+        reproduce("perturbation", study, log=lambda text: None)
     for figure in ("perturbation", "localization", "accuracy"):
-        reproduce(figure, study, say=lambda text: None)
-    reproduce("localization", replace(study, grids=2), say=lambda text: None)
-    # Those of the conventional model, which accuracy has beside the other.
-    assert predicted == [True, False, False, False, False, True, False, False]
-    reproduce("localization", replace(study, limit=20), say=lambda text: None)
-    assert predicted[8:] == [True, False]
+        reproduce(figure, study, log=lambda text: None)
+    reproduce("localization", replace(study, grids=2), log=lambda text: None)
+    # Those of the conventional model are made for accuracy.
+    assert predicted == [True, False, False, False, True, False]
+    reproduce("localization", replace(study, limit=20), log=lambda text: None)
+    assert predicted[6:] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +193,8 @@ def test_a_run_predicts_the_pictures_once(data, tmp_path, monkeypatch):
         # In the third epoch, of 10 steps each.
         (Task, "training_step", 25, True),
         # All steps done, none of it put away.
-        (runs_module, "save_final", 1, True),
-        (runs_module.Runs, "_start", 1, False),
+        (runs, "_save_final", 1, True),
+        (runs, "_start", 1, False),
     ],
 )
 def test_killed_anywhere_it_goes_on_to_the_same_weights(
@@ -219,9 +215,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, cut)
         with pytest.raises(PowerCutError):
-            reproduce("normalization", study, say=lambda _: None)
+            reproduce("normalization", study, log=lambda _: None)
     calls = watch(monkeypatch)
-    reproduce("normalization", study, say=lambda _: None)
+    reproduce("normalization", study, log=lambda _: None)
     (name, resumed) = calls[0]
     assert len(calls) == 1
     assert name.startswith("bcos_vit_ti_38-seed0")
@@ -235,13 +231,13 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(
 def test_a_figure_is_drawn_from_what_there_was_time_for(whole, monkeypatch):
     study, made, _ = whole
     wider = replace(study, taps=("38", "87"))
-    cost = Cost(start_seconds=0.1, seconds_per_picture=1e-6)
-    monkeypatch.setattr("bcosvit.paper.budget.cost_of", lambda runs, spec: cost)
+    cost = Cost(start_seconds=0.1, seconds_per_image=1e-6)
+    monkeypatch.setattr(tuning, "run_cost", lambda study, spec: cost)
     monkeypatch.setattr(
-        lab_module, "seconds_left", lambda runs, spec: 1e9 if "87" in spec.model else 0.0
+        runs, "remaining_seconds", lambda study, spec: 1e9 if "87" in spec.model else 0.0
     )
     calls = watch(monkeypatch)
-    part = reproduce("accuracy", wider, minutes=10, say=lambda _: None)
+    part = reproduce("accuracy", replace(wider, minutes=10), log=lambda _: None)
     assert calls == []
     assert set(part.missing) == {"bcos_vit_ti_87", "vit_ti_87"}
     assert "minutes" in part.missing["vit_ti_87"]
@@ -255,16 +251,16 @@ def test_a_given_backbone_is_not_trained_and_seen_once(whole, data, tmp_path, mo
     backbone = next((whole[0].out / "runs").glob("bcos_densenet121*")) / "final.safetensors"
     settings = {**SETTINGS, "epochs": 1, "cache_views": 1}
     given = {"bcos_densenet121": str(backbone)}
-    study = small_study(data, tmp_path, given=given, settings=settings, seeds=2)
+    study = small_study(data, tmp_path, backbones=given, settings=settings, seeds=2)
     calls = watch(monkeypatch)
-    reproduce("localization", study, say=lambda _: None)
+    reproduce("localization", study, log=lambda _: None)
     assert [name.split("-")[:2] for name, _ in calls] == [
         ["bcos_vit_ti_38", "seed0"],
         ["bcos_vit_ti_38", "seed1"],
     ]
-    # Its features are kept for whatever else stands on it.
-    kept = [path.name for path in (tmp_path / "features" / "runs").iterdir()]
-    assert sorted(kept) == ["given-bcos-38-seed0", "given-bcos-38-seed1"]
+    # Its features are cached for other transformers on it.
+    cached = [path.name for path in (tmp_path / "features" / "runs").iterdir()]
+    assert sorted(cached) == ["given-bcos-38-seed0", "given-bcos-38-seed1"]
     trained = load_file(tmp_path / "runs" / calls[0][0] / "final.safetensors")
     key = "features.conv0.weight"
     assert trained["tokenizer.backbone.conv0.weight"].equal(load_file(backbone)[key])
@@ -273,10 +269,10 @@ def test_a_given_backbone_is_not_trained_and_seen_once(whole, data, tmp_path, mo
 def test_a_given_backbone_that_does_not_fit_is_seen_before_training(data, tmp_path, monkeypatch):
     wrong = tmp_path / "wrong.safetensors"
     save_file({"a": torch.zeros(1)}, wrong)
-    given = {"densenet121": str(wrong)}
+    study = small_study(data, tmp_path / "out", backbones={"densenet121": str(wrong)})
     calls = watch(monkeypatch)
     with pytest.raises(ValueError, match=r"wrong.safetensors holds no DenseNet"):
-        reproduce("accuracy", small_study(data, tmp_path / "out", given=given), say=lambda _: None)
+        reproduce("accuracy", study, log=lambda _: None)
     assert calls == []
 
 
@@ -304,7 +300,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path, monkeypatch):
     def stopped(*args, **kwargs):
         raise Stopped("all is saved")
 
-    monkeypatch.setattr("bcosvit.paper.reproduce.reproduce", stopped)
+    monkeypatch.setattr("bcosvit.paper.reproduce", stopped)
     arguments = ["reproduce", "accuracy", "--data", "scenes", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 130
@@ -312,10 +308,11 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_without_time_there_are_pages_that_say_so(data, tmp_path, monkeypatch):
-    cost = Cost(start_seconds=10.0, seconds_per_picture=1.0)
-    monkeypatch.setattr("bcosvit.paper.budget.cost_of", lambda runs, spec: cost)
+    cost = Cost(start_seconds=10.0, seconds_per_image=1.0)
+    for module in (runs, tuning):
+        monkeypatch.setattr(module, "run_cost", lambda study, spec: cost)
     calls = watch(monkeypatch)
-    made = reproduce("all", small_study(data, tmp_path), minutes=0.01, say=lambda _: None)
+    made = reproduce("all", small_study(data, tmp_path, minutes=0.01), log=lambda _: None)
     assert calls == []
     assert len(made.missing) == 10
     for name in FIGURES:
@@ -327,15 +324,15 @@ def test_without_time_there_are_pages_that_say_so(data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["qualitativ"], "There is no figure 'qualitativ'; choose all, or "),
+        (["qualitativ"], "There is no figure 'qualitativ'"),
         (["accuracy", "--sizes", "ti,xl"], "There is no size 'xl'"),
-        (["accuracy", "--recipe", "fast"], "There is no schedule 'fast'; choose from paper, small"),
-        (["accuracy", "--budget", "0"], "budget = 0.0 is not allowed: give minutes above 0."),
-        (["accuracy", "--flavor", "v3"], "flavor = 'v3' is not allowed: choose from v2, v1."),
-        (["accuracy", "--set", "epoch=3"], "'epoch'"),
-        (["accuracy", "--set", "modell.depth=3"], "The setting 'modell.depth' is unknown: give a"),
+        (["accuracy", "--recipe", "fast"], "There is no schedule 'fast'"),
+        (["accuracy", "--budget", "0"], "budget = 0.0 is not allowed"),
+        (["accuracy", "--flavor", "v3"], "flavor = 'v3' is not allowed"),
+        (["accuracy", "--set", "epoch=3"], "field 'epoch'"),
+        (["accuracy", "--set", "modell.depth=3"], "The setting 'modell.depth' is unknown"),
         (["accuracy", "--set", "seed=3"], "seed is not allowed: give --seeds"),
-        (["accuracy", "--set", "model.backbone=v1"], "model.backbone is not allowed: choose the"),
+        (["accuracy", "--set", "model.backbone=v1"], "model.backbone is not allowed"),
         (["accuracy", "--bcos-backbone", "none.pt"], "There is no weights file none.pt"),
     ],
 )

@@ -120,6 +120,8 @@ class Explainer(ABC):
     """Whether the method explains nothing and serves as a floor for others."""
     several: ClassVar[bool] = False
     """Whether ``__call__`` takes targets of several classes per image itself."""
+    version: ClassVar[int] = 1
+    """Increased when the method's maps change, so that cached measurements are taken again."""
 
     def applies_to(self, model: AnyModel) -> bool:
         """Returns whether the method is defined for ``model``."""

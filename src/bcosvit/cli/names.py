@@ -42,7 +42,7 @@ def _recipes() -> Sequence[str]:
 
 
 def _figures() -> Sequence[str]:
-    from bcosvit.paper.catalog import FIGURES
+    from bcosvit.paper import FIGURES
 
     return list(FIGURES)
 

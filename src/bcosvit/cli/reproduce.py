@@ -16,22 +16,23 @@ def reproduce(
         typer.Argument(help="One of {figures}, or all.", autocompletion=complete("figures")),
     ],
     data: Annotated[
-        str, typer.Option(help="A folder with train/ and val/, or whatever `train` takes.")
+        str,
+        typer.Option(help="A folder with train/ and val/, or anything else that `train` takes."),
     ],
     out: Annotated[str, typer.Option(help="A folder for the runs and the figures.")],
     budget: Annotated[
         float | None,
-        typer.Option(help="Minutes: epochs are cut to fit. Without it the paper's schedule."),
+        typer.Option(help="Minutes; epochs are cut to fit into them."),
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="paper, small (for a few thousand pictures), or one of {recipes}.",
+            help="paper, small (for a few thousand images), or one of {recipes}.",
             autocompletion=complete("recipes"),
             show_default="paper; small with --budget",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every transformer.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How often every transformer is trained.")] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +50,7 @@ def reproduce(
     ] = None,
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="Choose learning rates first, on a split of the training set."),
+        typer.Option("--tune", help="First choose learning rates on a split of the training set."),
     ] = False,
     flavor: Annotated[str, typer.Option(help="Of the B-cos backbone: v2 or v1.")] = "v2",
     bcos_backbone: Annotated[
@@ -66,21 +67,21 @@ def reproduce(
             autocompletion=complete("methods", several=True),
         ),
     ] = None,
-    grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
-    images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
+    grids: Annotated[
+        int, typer.Option(min=1, help="How many grids the grid pointing game has.")
+    ] = 250,
+    images: Annotated[int, typer.Option(min=1, help="How many images are perturbed.")] = 250,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="The number of validation pictures to measure on.")
+        int | None, typer.Option(min=1, help="How many validation images to measure on.")
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Pictures in one pass of a measurement.")
-    ] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per pass of a measurement.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Makes a figure of the paper from your pictures: trains, measures, draws.
+    """Reproduces a figure of the paper on your images: trains, measures, draws.
 
-    What is missing is trained and measured; what is there is used. Stopped
-    or killed, the same command goes on. The folder --out gets runs/, and for
-    every figure plots, a table and report.html.
+    What exists already is used, so if the command is stopped or killed, give it
+    again to continue. The folder --out gets runs/, and for every figure plots, a
+    table and report.html.
 
     Examples:
 
@@ -95,13 +96,11 @@ def reproduce(
     from bcosvit.messages import require
     from bcosvit.settings import parse_settings
 
-    require("bcosvit.paper.reproduce", extra="train", purpose="Training")
-    from bcosvit.paper.reproduce import reproduce as run
-    from bcosvit.paper.study import Study
+    paper = require("bcosvit.paper", extra="train", purpose="Training")
     from bcosvit.train import Stopped
 
     backbones = {"bcos_densenet121": bcos_backbone, "densenet121": conventional_backbone}
-    study = Study(
+    options = paper.StudyOptions(
         data=data,
         out=Path(out),
         sizes=_words(sizes),
@@ -110,23 +109,25 @@ def reproduce(
         recipe=recipe or ("paper" if budget is None else "small"),
         settings=parse_settings(settings or []),
         flavor=flavor,
-        given={name: file for name, file in backbones.items() if file is not None},
+        backbones={name: file for name, file in backbones.items() if file is not None},
         methods=explainers() if methods == "all" else _words(methods),
         grids=grids,
         images=images,
         limit=limit,
-        batch=batch_size,
+        batch_size=batch_size,
         device=device,
+        minutes=budget,
+        tune=tune,
     )
     console = Console()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         console.print(text, style="bold", highlight=False, soft_wrap=True, markup=False)
 
     try:
-        made = run(figure, study, minutes=budget, tune=tune, say=say)
+        made = paper.reproduce(figure, options, log)
     except Stopped:
-        say("Stopped; all is saved. To go on, give the same command again.")
+        log("Stopped; everything is saved. To continue, give the same command again.")
         raise SystemExit(130) from None
     table = Table("Figure", "Claim", "Paper", "Here")
     for name, outcome in made.outcomes.items():
@@ -134,7 +135,7 @@ def reproduce(
             table.add_row(name, *(escape(part) for part in (line.claim, line.paper, line.ours)))
     console.print(table)
     if made.missing:
-        say(f"Missing: {'; '.join(f'{what} ({why})' for what, why in made.missing.items())}.")
+        log(f"Missing: {'; '.join(f'{what} ({why})' for what, why in made.missing.items())}.")
     console.print(str(made.page), highlight=False, soft_wrap=True, markup=False)
 
 

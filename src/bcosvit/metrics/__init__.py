@@ -13,7 +13,7 @@ from bcosvit.metrics.base import (
     configure,
     register_metric,
 )
-from bcosvit.metrics.statistics import Bootstrap, Estimate
+from bcosvit.metrics.statistics import Bootstrap, Estimate, Resampled
 
 # isort: split
 # Metrics are listed in the order of these imports.
@@ -65,6 +65,7 @@ __all__ = [
     "PixelPerturbation",
     "Prediction",
     "Progress",
+    "Resampled",
     "area_between",
     "configure",
     "energy_inside",

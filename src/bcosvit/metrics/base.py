@@ -121,6 +121,13 @@ class MetricResult(ABC):
         """Returns what to plot."""
         return []
 
+    def samples(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Returns the independent measurements by method, for comparisons between models.
+
+        Each is values [n] and what to divide their mean by, the mean of other values [n] or None.
+        """
+        return {}
+
 
 class Metric(ABC):
     """A way to measure a model or its explanations. Subclasses are frozen dataclasses of options.
@@ -145,6 +152,8 @@ class Metric(ABC):
     """Whether the metric looks at explanations; one that does not only gets the predictions."""
     needs_masks: ClassVar[bool] = False
     """Whether the metric needs the objects' masks; images without one are left out."""
+    version: ClassVar[int] = 1
+    """Increased when the metric's numbers change, so that cached ones are measured again."""
 
     def obstacle(self, num_classes: int) -> str | None:
         """Returns why data with so many classes cannot be measured, or None if they can."""

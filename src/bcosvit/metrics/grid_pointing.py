@@ -173,6 +173,9 @@ class GridPointingResult(MetricResult):
     def columns(self) -> dict[str, Mapping[str, Estimate]]:
         return {"Localization": self.means}
 
+    def samples(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        return {method: (each.mean(1), None) for method, each in self.scores.items()}
+
     def charts(self) -> list[Chart]:
         if not self.grids:
             return []

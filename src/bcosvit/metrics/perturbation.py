@@ -239,6 +239,12 @@ class PerturbationResult(MetricResult):
     def columns(self) -> dict[str, Mapping[str, Estimate]]:
         return {"Perturbation (ABC)": self.abc}
 
+    def samples(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        return {
+            method: (area_between(each, self.metric.share), each[:, 0, 0])
+            for method, each in self.confidences.items()
+        }
+
     def charts(self) -> list[Chart]:
         if not self.images:
             return []

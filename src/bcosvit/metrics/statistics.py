@@ -2,12 +2,14 @@
 
 Intervals come from resampling what was measured independently (images, or whole grids).
 
-Resampling needs no assumption about the scores, which are bounded and often far from normal. The
-same function serves ratios of two means, which is what a normalized curve and its area are.
+Resampling needs no assumption about the scores, which are bounded and often far from normal, and
+also serves numbers that are computed from several means, such as ratios of averages.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,27 +54,111 @@ class Bootstrap:
 
     def means(self, values: Tensor, per: Tensor | None = None) -> list[Estimate]:
         """The same for every column of ``values`` [n, m], all resampled together."""
+        values = values.to("cpu", torch.float64)
+        per = torch.ones(len(values)) if per is None else per
+        both = torch.cat([values, per.to("cpu", torch.float64).unsqueeze(1)], 1)
+        draws = torch.cat([_ratio(each) for each in self._resamplings(both)])
+        low, high = _interval(draws, self.level)
+        return [
+            Estimate(mean=mean, low=a, high=b, count=len(values))
+            for mean, a, b in zip(_ratio(both).tolist(), low, high, strict=True)
+        ]
+
+    def resample(self, values: Tensor | Sequence[float]) -> "Resampled":
+        """Returns the mean of ``values`` [n] as a number that can be computed with.
+
+        Args:
+            values: Independent measurements.
+
+        Returns:
+            The mean with its resamplings.
+
+        Raises:
+            ValueError: If there is no measurement, or one is not finite.
+
+        Example:
+            >>> gain = Bootstrap().resample([1.0, 1.0, 0.0]) - Bootstrap().resample([0.0, 1.0, 0.0])
+            >>> str(gain.estimate())
+            '0.333 [0.000, 1.000]'
+        """
+        measured = torch.as_tensor(values, dtype=torch.float64)
+        draws = torch.cat([each.mean(1) for each in self._resamplings(measured)])
+        return Resampled(
+            value=float(measured.mean()), draws=draws, count=len(measured), level=self.level
+        )
+
+    def _resamplings(self, values: Tensor) -> Iterator[Tensor]:
+        """Yields chunks [k, n, ...] of all resamplings of the rows of ``values`` [n, ...]."""
         count = len(values)
         if not count:
             raise ValueError("There is nothing to average: give at least one measurement.")
-        values = values.to("cpu", torch.float64)
-        per = torch.ones(count) if per is None else per
-        both = torch.cat([values, per.to("cpu", torch.float64).unsqueeze(1)], 1)
-        if not both.isfinite().all():
+        if not values.isfinite().all():
             raise ValueError("The measurements contain NaN or infinity; every one must be finite.")
         generator = torch.Generator().manual_seed(self.seed)
-        step = max(1, AT_ONCE // (count * both.shape[1]))
-        means = []
+        step = max(1, AT_ONCE // values.numel())
         for first in range(0, self.samples, step):
             shape = (min(step, self.samples - first), count)
-            means.append(_ratio(both[torch.randint(count, shape, generator=generator)]))
-        tail = (1 - self.level) / 2
-        ends = torch.tensor([tail, 1 - tail], dtype=torch.float64)
-        low, high = torch.cat(means).quantile(ends, dim=0).tolist()
-        return [
-            Estimate(mean=mean, low=a, high=b, count=count)
-            for mean, a, b in zip(_ratio(both).tolist(), low, high, strict=True)
-        ]
+            yield values[torch.randint(count, shape, generator=generator)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resampled:
+    """A number that is computed from means, with what it would be for other images.
+
+    A ratio of averages of averages has no formula for its interval, but it can be computed again
+    for every resampling of the images: arithmetic applies to the value and all its resamplings. Two
+    numbers from equally many measurements and the same seed are resampled alike, so that what they
+    have in common cancels out; other seeds are independent. `Bootstrap.resample` makes one.
+    """
+
+    value: float
+    draws: Tensor
+    """[samples], float64."""
+    count: int
+    """How many measurements the smallest of the means has."""
+    level: float = 0.95
+
+    @classmethod
+    def mean_of(cls, numbers: "Sequence[Resampled]") -> "Resampled":
+        """Returns the average of numbers; each has the same weight."""
+        total = numbers[0]
+        for number in numbers[1:]:
+            total = total + number
+        return replace(total, value=total.value / len(numbers), draws=total.draws / len(numbers))
+
+    def __add__(self, other: "Resampled") -> "Resampled":
+        return self._with(other, self.value + other.value, self.draws + other.draws)
+
+    def __sub__(self, other: "Resampled") -> "Resampled":
+        return self._with(other, self.value - other.value, self.draws - other.draws)
+
+    def __mul__(self, other: "Resampled") -> "Resampled":
+        return self._with(other, self.value * other.value, self.draws * other.draws)
+
+    def __truediv__(self, other: "Resampled") -> "Resampled":
+        value = self.value / other.value if other.value else math.copysign(math.inf, self.value)
+        return self._with(other, value, self.draws / other.draws)
+
+    def exp(self) -> "Resampled":
+        """Returns e to the power of the number."""
+        return replace(self, value=math.exp(self.value), draws=self.draws.exp())
+
+    def estimate(self) -> Estimate:
+        """Returns the number with its interval, which is unbounded where one divides by zero."""
+        low, high = (
+            math.inf if math.isnan(end) else end for end in _interval(self.draws, self.level)
+        )
+        return Estimate(mean=self.value, low=low, high=high, count=self.count)
+
+    def _with(self, other: "Resampled", value: float, draws: Tensor) -> "Resampled":
+        return replace(self, value=value, draws=draws, count=min(self.count, other.count))
+
+
+def _interval(draws: Tensor, level: float) -> Any:
+    """Both ends of the percentile interval over the first axis of ``draws``."""
+    tail = (1 - level) / 2
+    ends = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+    return draws.quantile(ends, dim=0).tolist()
 
 
 def _ratio(both: Tensor) -> Tensor:

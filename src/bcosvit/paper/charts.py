@@ -1,4 +1,4 @@
-"""The paper's two kinds of plot, in the style of our reports: as files, and inlined in a page."""
+"""The two kinds of plots in the paper's figures, as files and as parts of a page."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
 _GRAY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
 _LEGEND_INCHES = 1.0
-"""Of a model in a legend."""
+"""The width of one model in a legend."""
 _WIDE_INCHES = 6.5
 _TAP_ALPHA = {"13": 0.35, "38": 0.65, "87": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chart:
-    """One plot, three times."""
+    """A plot as SVG and PNG files, and as SVG for a page."""
 
     name: str
     caption: str
@@ -36,7 +36,7 @@ class Chart:
     svg: bytes
     png: bytes
     wide: bool = False
-    """Whether it takes the width of a page."""
+    """Whether it needs the whole width of a page."""
 
 
 def grouped_bars(
@@ -47,7 +47,18 @@ def grouped_bars(
     *,
     logarithmic: bool = False,
 ) -> Chart:
-    """A group of bars each, with intervals: by group, then by series."""
+    """Draws bars with intervals.
+
+    Args:
+        name: The name of the files; unique on the page.
+        caption: What the chart shows.
+        axis: The title of the vertical axis.
+        groups: Values by group, then by series.
+        logarithmic: Whether the vertical axis is logarithmic.
+
+    Returns:
+        The chart.
+    """
     from matplotlib.figure import Figure
 
     series = list(dict.fromkeys(key for bars in groups.values() for key in bars))
@@ -68,11 +79,11 @@ def grouped_bars(
             axes.set_yscale("log")
         _grid(axes)
         _legend(figure, {key: colors.get(key, _GRAY) for key in series})
-        said = "; ".join(
+        values = "; ".join(
             f"{group}: " + ", ".join(f"{key} {shown.mean:.3g}" for key, shown in bars.items())
             for group, bars in groups.items()
         )
-        return _chart(figure, name, caption, f"Bar chart of {axis}. {said}.")
+        return _chart(figure, name, caption, f"Bar chart of {axis}. {values}.")
 
 
 def method_markers(
@@ -83,9 +94,17 @@ def method_markers(
     *,
     chance: float | None = None,
 ) -> Chart:
-    """A marker a model and a dashed mean a method: by side of the plot, method and model.
+    """Draws one marker per method and model, and a dashed line at each method's mean.
 
-    Models are called ``Ti-38``.
+    Args:
+        name: The name of the files; unique on the page.
+        caption: What the chart shows.
+        axis: The title of the vertical axis.
+        sides: Values by side of the chart, by method, then by model, e.g. ``Ti-38``.
+        chance: Where a dotted line is drawn.
+
+    Returns:
+        The chart.
     """
     from matplotlib.figure import Figure
 
@@ -110,14 +129,14 @@ def method_markers(
         both[0].set_ylim(bottom=min(0, both[0].get_ylim()[0]))
         models = [m for methods in sides.values() for values in methods.values() for m in values]
         _shapes(figure, list(dict.fromkeys(models)))
-        said = "; ".join(
+        values = "; ".join(
             f"{side}: "
             + ", ".join(
                 f"{method_title(m)} {sum(v.values()) / len(v):.3f}" for m, v in methods.items()
             )
             for side, methods in sides.items()
         )
-        return _chart(figure, name, caption, f"Markers of {axis} by method, means: {said}.")
+        return _chart(figure, name, caption, f"Markers of {axis} by method, means: {values}.")
 
 
 def _markers(
@@ -143,7 +162,7 @@ def _shapes(figure: "Figure", models: Sequence[str]) -> None:
         for size, tap in (model.split("-") for model in models)
     ]
     fitting = int(figure.get_figwidth() / _LEGEND_INCHES)
-    # In one row, or a column a size: matplotlib fills columns first.
+    # In one row, or with one column per size: matplotlib fills columns first.
     columns = len(models) if len(models) <= fitting else len({m.split("-")[0] for m in models})
     figure.legend(
         handles, models, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
@@ -166,7 +185,7 @@ def _grid(axes: "Axes") -> None:
 def _chart(figure: "Figure", name: str, caption: str, alt: str) -> Chart:
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
-    # Everything has its place now; finding it is most of the work.
+    # The layout is known now; computing it takes most of the time.
     figure.set_layout_engine("none")
     figure.savefig(png, format="png", dpi=160, facecolor="white")
     return Chart(

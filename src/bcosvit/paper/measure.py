@@ -1,19 +1,22 @@
-"""Measurements of finished runs, kept beside them: each is taken once, whatever figures ask for it.
+"""Measurements of finished runs, cached beside them: each is taken once for all figures.
 
-A result holds one number a picture or grid, not means alone, so that figures can resample them.
+A result holds one number per image or grid, not only means, so that figures can resample them. Its
+file is named after a digest of everything that the numbers depend on, the versions of the metric
+and the methods included, so that results of other options or versions are not used.
 """
 
 import dataclasses
-import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from bcosvit.attribution import METHODS, explainers
 from bcosvit.data.dataset import LabeledImages, labeled_images
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
@@ -21,117 +24,229 @@ from bcosvit.metrics import (
     METRICS,
     AccuracyResult,
     Estimate,
-    Evaluation,
     GridPointingGame,
     Metric,
-    PixelPerturbation,
     Prediction,
-    area_between,
+    configure,
     evaluate,
     most_confident,
     write_summary,
 )
-from bcosvit.metrics.grid_pointing import CELLS
+from bcosvit.models.base import create_model
+from bcosvit.models.registry import model_config
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.paper.norms import branch_ratios
-from bcosvit.paper.runs import Runs, read_json
-from bcosvit.paper.spec import RunSpec
+from bcosvit.nn.attention import Attention
+from bcosvit.nn.views import view
+from bcosvit.paper.runs import FINAL, digest, read_json, run_folder, run_recipe, run_record
+from bcosvit.paper.study import PAPER_METHODS, RunSpec, Study
 from bcosvit.predictor import Predictor, choose_device
 from bcosvit.report.provenance import machine
 
-NORM_PICTURES = 250
-"""On which the branches' norms are measured."""
+NORMS = "norms"
+"""The one measurement that is not a registered metric: see `branch_ratios`."""
+NORM_IMAGES = 250
+"""On how many images the norms of branches are measured."""
 
 SHOWN_GRIDS, SHOWN_SINGLES = 4, 5
-"""How many pictures of either kind the qualitative figures draw."""
+"""How many grids and single images the qualitative figures draw."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Loaded:
-    """A finished run's model and the validation pictures as it sees them."""
+def measure_run(study: Study, spec: RunSpec, metric: str) -> dict[str, Any] | None:
+    """Measures a finished run, unless it was measured before.
 
-    predictor: Predictor
-    pictures: LabeledImages
+    Args:
+        study: The study; its ``missing`` gets the reason where there is no result.
+        spec: The run.
+        metric: A registered metric or ``"norms"``.
 
-
-def load(runs: Runs, spec: RunSpec) -> Loaded:
-    """The final model, with the crop of its training."""
-    study, recipe = runs.study, runs.recipe(spec)
-    predictor = Predictor.load(runs.weights(spec), study.device)
-    size = predictor.transform.image_size
-    crop = EvalTransform(size, recipe.eval_crop)
-    predictor = dataclasses.replace(predictor, transform=crop)
-    names = predictor.class_names if predictor.has_class_names else None
-    pictures = labeled_images(
-        runs.source, "val", names, predictor.transform, num_classes=len(predictor.class_names)
-    )
-    if study.limit is not None:
-        pictures.limit(study.limit, seed=0)
-    return Loaded(predictor=predictor, pictures=pictures)
-
-
-def settings_of(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
-    """All that a measurement depends on but the run itself."""
-    study = runs.study
-    settings: dict[str, Any] = {"metric": metric, "split": "val", "limit": study.limit}
-    if metric == "localization":
-        settings |= {"grids": study.grids, "methods": study.methods_for(spec.family)}
-    if metric == "perturbation":
-        settings |= {"images": study.images, "methods": study.methods_for(spec.family)}
-    if metric == "norms":
-        settings |= {"pictures": NORM_PICTURES}
-    return settings
-
-
-def kept(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any] | None:
-    """A measurement that was taken before."""
-    found = read_json(_path(runs, spec, metric))
-    return None if found is None else found["result"]
-
-
-def measure(runs: Runs, spec: RunSpec, metric: str) -> dict[str, Any]:
-    """Takes a measurement of a finished run and keeps it."""
-    runs.say(f"Measuring {metric} of {spec.label}")
-    began = time.monotonic()
-    loaded = load(runs, spec)
-    if metric == "norms":
-        result = _norms(runs, loaded)
-    else:
-        known = _predictions(runs, spec, loaded)
-        result = _RESULTS[metric](_evaluation(runs, spec, loaded, metric, known))
-    path = _path(runs, spec, metric)
-    settings = settings_of(runs, spec, metric)
-    facts = {
-        "run": path.parents[1].name,
-        "seconds": time.monotonic() - began,
-        "machine": machine(choose_device(runs.study.device)),
-    }
-    write_summary(path, {"settings": settings, **facts, "result": result})
+    Returns:
+        The result, fit for JSON, or None. Metrics of explanations have ``scores`` by method, and
+        ``divisors`` where the mean of scores is divided by another mean.
+    """
+    if not _is_trained(study, spec):
+        return None
+    settings = _settings(study, spec, metric)
+    path = _path(study, spec, settings)
+    found = read_json(path)
+    if found is None:
+        reason = None if metric == NORMS else _obstacle(study, metric)
+        if reason is None and study.seconds_left() <= 0:
+            reason = "no time was left"
+        if reason is not None:
+            study.missing[f"{metric} of {spec.label}"] = reason
+            return None
+        study.log(f"Measuring {metric} of {spec.label}")
+        began = time.monotonic()
+        result = _norms(study, spec) if metric == NORMS else _evaluate(study, spec, metric)
+        found = {
+            "settings": settings,
+            "run": path.parents[1].name,
+            "seconds": time.monotonic() - began,
+            "machine": machine(choose_device(study.device)),
+            "result": result,
+        }
+        write_summary(path, found)
+    study.used[spec] = None
+    result = found["result"]
     return result
 
 
-def measured_on(runs: Runs, spec: RunSpec) -> list[str]:
-    """The machines that measured a run, whatever of it."""
-    files = (runs.folder(spec) / "measured").glob("*.json")
+def load_run(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages] | None:
+    """Loads the model of a finished run, with the validation images as it sees them.
+
+    Args:
+        study: The study; its ``missing`` gets the reason where there is no model.
+        spec: The run.
+
+    Returns:
+        The predictor and the images, or None.
+    """
+    if not _is_trained(study, spec):
+        return None
+    study.used[spec] = None
+    return _load(study, spec)
+
+
+def measured_on(study: Study, spec: RunSpec) -> list[str]:
+    """Returns the machines on which a run was measured."""
+    files = (run_folder(study, spec) / "measured").glob("*.json")
     found = (read_json(file) or {} for file in files)
     return sorted({each["machine"] for each in found if "machine" in each})
 
 
-def _path(runs: Runs, spec: RunSpec, metric: str) -> Path:
-    text = json.dumps(settings_of(runs, spec, metric), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return runs.folder(spec) / "measured" / f"{metric}-{digest}.json"
+def branch_ratios(model: VisionTransformer, images: Tensor) -> Tensor:
+    """Measures how large the input of each attention layer is, relative to what the layer adds.
+
+    The paper compares orders of magnitude, so these are logarithms.
+
+    Args:
+        model: The transformer, which is left untouched: a view of it is hooked.
+        images: RGB in [0, 1], [B, 3, H, W].
+
+    Returns:
+        log(‖skip‖ / ‖attention's output‖) [B, layers], averaged over tokens.
+    """
+    found: list[Tensor] = []
+
+    def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found.append((_log_norm(inputs[0]) - _log_norm(output)).mean(1))
+
+    hooked = view(model, with_parameter_grad=False).eval()
+    for module in hooked.modules():
+        if isinstance(module, Attention):
+            module.register_forward_hook(add)
+    with torch.no_grad():
+        hooked(images)
+    return torch.stack(found, 1)
 
 
-def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> AccuracyResult:
-    """What the run says about every picture: made once, for all metrics begin with it."""
-    path = _path(runs, spec, "predictions")
+def _log_norm(tokens: Tensor) -> Tensor:
+    """[B, T]; a branch that is exactly zero counts as the smallest positive number."""
+    norms = tokens.double().norm(dim=-1)
+    return norms.clamp(min=torch.finfo(torch.float64).tiny).log()
+
+
+def _is_trained(study: Study, spec: RunSpec) -> bool:
+    if run_record(study, spec) is not None:
+        return True
+    study.missing.setdefault(spec.label, "it was not trained")
+    return False
+
+
+def _metric(study: Study, name: str) -> Metric:
+    """A registered metric with those of its options that the study has."""
+    metric = METRICS.get(name)
+    fields = {field.name for field in dataclasses.fields(metric)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {"grids": study.grids, "images": study.images}
+    return configure(metric, {name: given[name] for name in given if name in fields})
+
+
+def _obstacle(study: Study, name: str) -> str | None:
+    return METRICS.get(name).obstacle(len(study.source.classes))
+
+
+def _methods(study: Study, spec: RunSpec) -> tuple[str, ...]:
+    able = _applicable(spec.kind)
+    return tuple(name for name in study.methods or PAPER_METHODS if name in able)
+
+
+@cache
+def _applicable(kind: str) -> tuple[str, ...]:
+    """The methods that apply to a kind of transformer, by its smallest model without weights."""
+    with torch.device("meta"):
+        return explainers(create_model(model_config(f"{kind}_ti_38", depth=1)))
+
+
+def _settings(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
+    """Everything that a measurement depends on, except the run."""
+    settings: dict[str, Any] = {"metric": name, "split": "val", "limit": study.limit}
+    if name == NORMS:
+        return {**settings, "images": NORM_IMAGES}
+    metric = _metric(study, name)
+    settings |= {"version": metric.version, "options": dataclasses.asdict(metric)}  # type: ignore[call-overload]
+    if metric.explains:
+        names = _methods(study, spec)
+        settings["methods"] = {method: METHODS.get(method).version for method in names}
+    return settings
+
+
+def _path(study: Study, spec: RunSpec, settings: dict[str, Any]) -> Path:
+    return run_folder(study, spec) / "measured" / f"{settings['metric']}-{digest(settings)}.json"
+
+
+def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
+    predictor = Predictor.load(run_folder(study, spec) / FINAL, study.device)
+    crop = run_recipe(study, spec).eval_crop
+    transform = EvalTransform(predictor.transform.image_size, crop)
+    predictor = dataclasses.replace(predictor, transform=transform)
+    names = predictor.class_names if predictor.has_class_names else None
+    images = labeled_images(
+        study.source, "val", names, transform, num_classes=len(predictor.class_names)
+    )
+    if study.limit is not None:
+        images.limit(study.limit, seed=0)
+    return predictor, images
+
+
+def _evaluate(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
+    predictor, images = _load(study, spec)
+    metric = _metric(study, name)
+
+    def measure(metric: Metric, known: AccuracyResult | None) -> Any:
+        return evaluate(
+            predictor.model,
+            images,
+            _methods(study, spec),
+            metrics=[metric],
+            batch_size=study.batch_size,
+            num_workers=run_recipe(study, spec).num_workers,
+            known=known,
+        )
+
+    # All metrics begin with the predictions, which are made once.
+    accuracy = METRICS.get("accuracy")
+    settings = {**_settings(study, spec, accuracy.name), "metric": "predictions"}
+    path = _path(study, spec, settings)
+    known = _read_predictions(path)
+    if known is None:
+        known = measure(accuracy, None).accuracy
+        with atomic(path) as temporary:
+            temporary.write_text(json.dumps(dataclasses.asdict(known)))
+    if metric.name == accuracy.name:
+        return _accuracy(known)
+    found = measure(metric, known)[name]
+    samples = found.samples().items()
+    return {
+        "summary": found.summary(),
+        "scores": {method: values.tolist() for method, (values, _) in samples},
+        "divisors": {method: per.tolist() for method, (_, per) in samples if per is not None},
+    }
+
+
+def _read_predictions(path: Path) -> AccuracyResult | None:
     found = read_json(path)
     if found is None:
-        made = _evaluation(runs, spec, loaded, "predictions").accuracy
-        with atomic(path) as temporary:
-            temporary.write_text(json.dumps(dataclasses.asdict(made)))
-        return made
+        return None
     return AccuracyResult(
         predictions=tuple(Prediction(**row) for row in found["predictions"]),
         repeated=found["repeated"],
@@ -140,94 +255,46 @@ def _predictions(runs: Runs, spec: RunSpec, loaded: Loaded) -> AccuracyResult:
     )
 
 
-def _evaluation(
-    runs: Runs, spec: RunSpec, loaded: Loaded, metric: str, known: AccuracyResult | None = None
-) -> Evaluation:
-    study = runs.study
-    metrics: dict[str, Metric] = {
-        "localization": GridPointingGame(grids=study.grids),
-        "perturbation": PixelPerturbation(images=study.images),
-    }
-    return evaluate(
-        loaded.predictor.model,
-        loaded.pictures,
-        study.methods_for(spec.family),
-        metrics=[metrics.get(metric, METRICS.get("accuracy"))],
-        batch_size=study.batch,
-        num_workers=runs.recipe(spec).num_workers,
-        known=known,
-    )
-
-
-def _accuracy(found: Evaluation) -> dict[str, Any]:
-    places = [prediction.place for prediction in found.accuracy.predictions]
+def _accuracy(found: AccuracyResult) -> dict[str, Any]:
     return {
-        "pictures": len(places),
-        "top1": dataclasses.asdict(found.accuracy.top1),
-        "top5": dataclasses.asdict(found.accuracy.top5),
-        # A digit a picture, in their order: what differences between models are resampled from.
-        "correct": "".join("1" if place == 0 else "0" for place in places),
-        "shown": _shown(found.accuracy),
+        "images": len(found.predictions),
+        "top1": dataclasses.asdict(found.top1),
+        "top5": dataclasses.asdict(found.top5),
+        # One digit per image, from which differences between models are resampled.
+        "correct": "".join("1" if each.correct else "0" for each in found.predictions),
+        "shown": _shown(found),
     }
 
 
 def _shown(found: AccuracyResult) -> dict[str, Any]:
-    """Which pictures the qualitative figures draw: by rule, so that none is hand-picked."""
-    surest: dict[int, int] = {}
+    """Chooses the images of the qualitative figures by rule."""
+    first: dict[int, int] = {}
     for prediction in most_confident(found.predictions):
-        surest.setdefault(prediction.label, prediction.index)
-    classes = {prediction.label for prediction in found.predictions}
+        first.setdefault(prediction.label, prediction.index)
     game = GridPointingGame(grids=SHOWN_GRIDS)
-    grids = game.select(found.predictions) if len(classes) >= CELLS else []
+    classes = len({prediction.label for prediction in found.predictions})
+    grids = [] if game.obstacle(classes) else game.select(found.predictions)
     return {
-        "singles": [surest[label] for label in sorted(surest)][:SHOWN_SINGLES],
-        "grids": [[shown.index for shown in grid] for grid in grids],
+        "singles": [first[label] for label in sorted(first)][:SHOWN_SINGLES],
+        "grids": [[image.index for image in grid] for grid in grids],
     }
 
 
-def _localization(found: Evaluation) -> dict[str, Any]:
-    means = found["localization"].means
+def _norms(study: Study, spec: RunSpec) -> dict[str, Any]:
+    predictor, images = _load(study, spec)
+    assert isinstance(predictor.model, VisionTransformer)
+    images.limit(NORM_IMAGES, seed=0)
+    reference = next(predictor.model.parameters())
+
+    def batches() -> Iterator[Tensor]:
+        positions = range(len(images))
+        for first in positions[:: study.batch_size]:
+            batch = [images[at][0] for at in positions[first : first + study.batch_size]]
+            yield torch.stack(batch).to(reference)
+
+    ratios = torch.cat([branch_ratios(predictor.model, batch).cpu() for batch in batches()])
     return {
-        "grids": len(found["localization"].grids),
-        "means": {method: dataclasses.asdict(mean) for method, mean in means.items()},
-        # Whole grids: the four cells of one share a picture.
-        "scores": {m: each.mean(1).tolist() for m, each in found["localization"].scores.items()},
-    }
-
-
-def _perturbation(found: Evaluation) -> dict[str, Any]:
-    part = found["perturbation"]
-    return {
-        "images": len(part.images),
-        "means": {method: dataclasses.asdict(mean) for method, mean in part.abc.items()},
-        "areas": {
-            method: area_between(each, part.metric.share).tolist()
-            for method, each in part.confidences.items()
-        },
-        "starts": {method: each[:, 0, 0].tolist() for method, each in part.confidences.items()},
-    }
-
-
-def _norms(runs: Runs, loaded: Loaded) -> dict[str, Any]:
-    model, study = loaded.predictor.model, runs.study
-    assert isinstance(model, VisionTransformer)
-    loaded.pictures.limit(NORM_PICTURES, seed=0)
-    reference = next(model.parameters())
-    positions = range(len(loaded.pictures))
-    found = []
-    for first in positions[:: study.batch]:
-        images = [loaded.pictures[at][0] for at in positions[first : first + study.batch]]
-        found.append(branch_ratios(model, torch.stack(images).to(reference)).cpu())
-    ratios = torch.cat(found)
-    return {
-        "pictures": len(ratios),
+        "images": len(ratios),
         "log_ratio": ratios.mean(1).tolist(),
         "by_layer": ratios.mean(0).exp().tolist(),
     }
-
-
-_RESULTS: Mapping[str, Any] = {
-    "accuracy": _accuracy,
-    "localization": _localization,
-    "perturbation": _perturbation,
-}

@@ -1,14 +1,17 @@
-"""Numbers with their resamplings."""
+"""Numbers that are computed from means, with their resamplings."""
 
 import math
 
 import pytest
 import torch
 
-from bcosvit.metrics import Bootstrap
-from bcosvit.paper.sampled import mean_of, sampled
+from bcosvit.metrics import Bootstrap, Resampled
 
 VALUES = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def sampled(values, seed=0) -> Resampled:
+    return Bootstrap(seed=seed).resample(values)
 
 
 def test_a_mean_has_the_interval_that_evaluation_gives_it():
@@ -36,7 +39,7 @@ def test_what_two_have_in_common_cancels_with_one_seed_alone():
 
 
 def test_each_number_of_a_mean_counts_alike():
-    both = mean_of([sampled([1.0, 3.0]), sampled([10.0] * 50)])
+    both = Resampled.mean_of([sampled([1.0, 3.0]), sampled([10.0] * 50)])
     assert both.value == 6
     assert both.count == 2
     # Of the first, a half: from 1 to 3.

@@ -1,0 +1,115 @@
+"""When a measurement is taken again, and the ratio of the two branches of an attention block."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bcosvit import create_model
+from bcosvit.attribution import METHODS
+from bcosvit.metrics import METRICS
+from bcosvit.paper import RunSpec, Study, measure
+from bcosvit.paper.measure import branch_ratios, measure_run
+from bcosvit.paper.runs import run_folder
+from tests.conftest import randomize, small_config
+from tests.paper.support import small_study
+
+BCOS, CONVENTIONAL = RunSpec.vit("bcos", "ti", "38"), RunSpec.vit("conventional", "ti", "38")
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[tuple[str, str]]:
+    """All measurements that are taken, of runs that count as trained."""
+    taken: list[tuple[str, str]] = []
+
+    def take(study, spec, metric):
+        taken.append((spec.label, metric))
+        return {"scores": {}, "divisors": {}}
+
+    monkeypatch.setattr(measure, "_evaluate", take)
+    monkeypatch.setattr(measure, "run_record", lambda study, spec: {})
+    return taken
+
+
+@pytest.fixture
+def study(tmp_path) -> Study:
+    return Study.open(small_study("scenes", tmp_path), log=lambda _: None)
+
+
+def test_a_measurement_is_taken_again_when_its_numbers_would_change(study, measured, monkeypatch):
+    def times(study, metric="localization"):
+        measured.clear()
+        measure_run(study, BCOS, metric)
+        return len(measured)
+
+    assert [times(study), times(study), times(study, "accuracy")] == [1, 0, 1]
+    # What the metric does not depend on changes nothing.
+    assert times(replace(study, images=9, batch_size=2)) == 0
+    assert times(replace(study, grids=9)) == 1
+    assert times(replace(study, methods=("inherent", "ixg"))) == 1
+    assert times(replace(study, limit=9)) == 1
+    monkeypatch.setattr(type(METHODS.get("rollout")), "version", 2)
+    assert [times(study), times(study, "accuracy")] == [1, 0]
+    monkeypatch.setattr(type(METHODS.get("plrp")), "version", 2)
+    assert times(study) == 0
+    monkeypatch.setattr(type(METRICS.get("localization")), "version", 2)
+    assert times(study) == 1
+
+
+def test_methods_are_compared_where_they_apply(study, measured):
+    def methods(spec):
+        measure_run(study, spec, "perturbation")
+        (file,) = (run_folder(study, spec) / "measured").glob("perturbation-*")
+        return list(json.loads(file.read_text())["settings"]["methods"])
+
+    attention = ["ixg", "intgrad", "gradcam", "gradsam", "rollout", "finatt"]
+    assert methods(BCOS) == ["inherent", *attention]
+    assert methods(CONVENTIONAL) == [*attention, "cheferlrp", "plrp"]
+
+
+def test_files_of_other_versions_are_not_used(study, measured):
+    folder = run_folder(study, BCOS) / "measured"
+    folder.mkdir(parents=True)
+    old = {"settings": {"metric": "accuracy"}, "result": {"pictures": 3}, "machine": "cpu"}
+    (folder / "accuracy-0b5a1c2d.json").write_text(json.dumps(old))
+    (folder / "predictions-0b5a1c2d.json").write_text("half a fi")
+    assert measure_run(study, BCOS, "accuracy") == {"scores": {}, "divisors": {}}
+    assert measure.measured_on(study, BCOS) != []
+
+
+def test_data_that_a_metric_cannot_measure_are_said_to_be_so(study, measured):
+    few = replace(study, source=replace(study.source, classes=study.source.classes[:3]))
+    assert measure_run(few, BCOS, "localization") is None
+    assert "4 different classes" in few.missing["localization of bcos_vit_ti_38"]
+    assert measured == []
+
+
+def test_ratios_are_those_of_the_branches(model, images):
+    ratios = branch_ratios(model, images)
+    tokens = model.position(model.tokens(images))
+    for layer, block in enumerate(model.blocks):
+        added = block.attention(tokens)
+        expected = (tokens.norm(dim=-1) / added.norm(dim=-1)).log().mean(1)
+        assert torch.allclose(ratios[:, layer], expected, rtol=1e-9)
+        tokens = block(tokens)
+    assert ratios.shape == (len(images), len(model.blocks))
+
+
+def test_nothing_is_left_on_the_model(images):
+    model = randomize(create_model(small_config(attention="standard"))).double().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    branch_ratios(model, images)
+    assert all(not module._forward_hooks and module.training for module in model.modules())
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_branch_that_adds_nothing_has_a_finite_ratio(images):
+    model = create_model(small_config(attention="standard")).double()
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attention.project.weight)
+        torch.nn.init.zeros_(block.attention.project.bias)
+    ratios = branch_ratios(model, images)
+    assert ratios.isfinite().all()
+    assert (ratios > 100).all()
