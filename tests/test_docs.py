@@ -25,6 +25,7 @@ from bcosvit.data.dataset import SOURCES
 from bcosvit.data.scenes import Scenes
 from bcosvit.metrics import METRICS
 from bcosvit.models.registry import KINDS
+from bcosvit.paper import FIGURES
 from bcosvit.paper.schedule import schedule_names
 from bcosvit.settings import parse_settings
 from bcosvit.train import LOSSES, RECIPES, Recipe, train
@@ -34,7 +35,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 CARDS = sorted(ROOT.glob("src/bcosvit/pretrained/*.md"))
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-REGISTRIES = (KINDS, LOSSES, METHODS, METRICS, RECIPES, SOURCES)
+REGISTRIES = (KINDS, LOSSES, METHODS, METRICS, RECIPES, SOURCES, FIGURES)
 OPERATOR = re.compile(r"[&|;<>]+")
 SIZE = 32
 

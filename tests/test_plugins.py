@@ -1,4 +1,4 @@
-"""Another package adds a method, a metric and a kind of model in one file each.
+"""Another package adds a method, a metric, a kind of model and a figure in one file each.
 
 Its modules are announced by entry points, as those of an installed package are, and then stand in
 every list: of functions, of the command line, in reports and on the web page. Nothing in bcosvit
@@ -22,6 +22,8 @@ edges = edge_method
 spread = spread_metric
 [bcosvit.models]
 patches = patch_model
+[bcosvit.figures]
+width = width_figure
 """
 WEIGHTS = """
 import json, torch, bcosvit
@@ -110,7 +112,12 @@ def test_the_report_of_an_explanation_has_them(run):
 
 
 def test_help_completion_and_info_list_them(run):
-    for command, names in (("evaluate", ("edges", "spread")), ("train", ("patch_classifier",))):
+    listed = {
+        "evaluate": ("edges", "spread"),
+        "train": ("patch_classifier",),
+        "reproduce": ("edges", "width"),
+    }
+    for command, names in listed.items():
         words = run("-m", "bcosvit", command, "--help")
         assert [name for name in names if name not in words] == []
     lists = run("-m", "bcosvit", "info")
@@ -118,6 +125,7 @@ def test_help_completion_and_info_list_them(run):
     code = "from bcosvit.cli.names import complete; print(complete('{}', several=True)('{}'))"
     assert run("-c", code.format("methods", "inherent,edg")) == "['inherent,edges']\n"
     assert run("-c", code.format("metrics", "spr")) == "['spread']\n"
+    assert run("-c", code.format("figures", "wid")) == "['width']\n"
 
 
 PAGE = """

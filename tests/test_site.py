@@ -116,11 +116,11 @@ def test_pages_that_people_look_for_are_there(pages):
 def test_reference_covers_the_public_surface(pages):
     """Every public name has an entry with its docstring on some page of the reference."""
     import bcosvit
-    from bcosvit import attribution, data, export, metrics, models, nn, ops, train
+    from bcosvit import attribution, data, export, metrics, models, nn, ops, paper, train
 
     shown = {anchor for page in pages.values() for anchor in page.anchors}
     last = {anchor.rpartition(".")[2] for anchor in shown if anchor.startswith("bcosvit.")}
-    packages = (bcosvit, attribution, data, export, metrics, models, nn, ops, train)
+    packages = (bcosvit, attribution, data, export, metrics, models, nn, ops, paper, train)
     public = {name for package in packages for name in getattr(package, "__all__", ())}
     assert public - last == set()
 
