@@ -45,6 +45,14 @@ print(json.dumps({
     "loaded": type(model).__name__,
 }))
 """
+PAGE = """
+import json
+from bcosvit.predictor import Predictor
+from bcosvit.web.app import build
+from bcosvit.web.service import ExplanationService
+page = build(ExplanationService(predictor=Predictor.load("model.safetensors", "cpu")))
+open("page.json", "w").write(json.dumps(page.config["components"], default=str))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +67,11 @@ def run(tmp_path_factory):
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
 
-    def call(*arguments: str) -> str:
+    def call(*arguments: str, **variables: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "TERM": "dumb"},
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "TERM": "dumb", **variables},
             capture_output=True,
             text=True,
         )
@@ -142,3 +150,47 @@ print(offered.choices)
 def test_the_web_page_offers_them(run):
     pytest.importorskip("gradio")
     assert "('Brightness edges', 'edges')" in run("-c", PAGE)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("explain", ["edges"]),
+        ("evaluate", ["edges", "spread"]),
+        ("train", ["patch_classifier"]),
+    ],
+)
+def test_help_lists_them(run, command, names):
+    text = run("-m", "bcosvit", command, "--help")
+    for name in names:
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("bcosvit explain x.png --methods inherent,ed", "inherent,edges"),
+        ("bcosvit evaluate --metrics sp", "spread"),
+        ("bcosvit train data --model patch", "patch_classifier"),
+    ],
+)
+def test_the_shell_completes_them(run, words, completed):
+    variables = {
+        "_BCOSVIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "import sys; sys.argv = ['bcosvit']; from bcosvit.cli import main; main()"
+    assert completed in run("-c", code, **variables).splitlines()
+
+
+def test_the_web_page_offers_the_method(run):
+    run("-c", PAGE)
+    (methods,) = [
+        each["props"]
+        for each in json.loads((run.folder / "page.json").read_text())
+        if each["props"].get("elem_id") == "methods"
+    ]
+    assert ["Brightness edges", "edges"] in [
+        [label.split(" (")[0], value] for label, value in methods["choices"]
+    ]
