@@ -126,7 +126,7 @@ def resolve(dotted: str) -> object:
     return found
 
 
-@pytest.mark.parametrize("page", [*PAGES, *CARDS, NOTEBOOK], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", *CARDS, NOTEBOOK], ids=name)
 def test_names_resolve(page):
     text = page.read_text()
     wrong = {}

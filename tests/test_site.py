@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.browser import browser
+from tests.browser import chromium, open_page, screenshot
 
 ROOT = Path(__file__).parents[1]
 # Elements that make a browser fetch what they name, and by which attribute.
@@ -126,24 +126,21 @@ def test_reference_covers_the_public_surface(pages):
 
 
 @pytest.mark.slow
-def test_search_works_from_the_disk(site, tmp_path):
+def test_search_works_from_the_disk(site):
     """Without a server and without a network, as somebody who unpacked the site would use it."""
-    with browser() as chromium:
-        chromium.open(site / "index.html", 1200)
-        chromium.click("label.md-search__icon, .md-search__input")
-        chromium.type(".md-search__input", "residual")
-        chromium.until("return document.querySelectorAll('.md-search-result__item').length > 2")
-        shots = Path(os.environ.get("BCOSVIT_SCREENSHOTS", tmp_path))
-        chromium.screenshot(shots / "site-search.png")
-        for page, width in {
-            "idea.html": 1200,
-            "api/attribution.html": 1200,
-            "quickstart.html": 400,
-        }.items():
-            chromium.open(site / page, width)
-            chromium.screenshot(shots / f"site-{Path(page).stem}-{width}.png")
-            # Nothing but wide code and tables may scroll sideways, and they do so on their own.
-            assert chromium.run("return document.documentElement.scrollWidth <= innerWidth")
-        assert [url for url in chromium.requests() if url.startswith("http")] == []
-        errors = [entry for entry in chromium.logged("browser") if entry["level"] == "SEVERE"]
-        assert errors == []
+    with chromium() as browser:
+        with open_page(browser, 1200) as page:
+            page.goto((site / "index.html").as_uri())
+            page.locator(".md-search__input").click()
+            page.keyboard.type("residual")
+            page.locator(".md-search-result__item").nth(2).wait_for()
+            screenshot(page, "site-search")
+            assert page.problems == []
+        for name, width in {"idea": 1200, "api/attribution": 1200, "quickstart": 400}.items():
+            with open_page(browser, width) as page:
+                page.goto((site / f"{name}.html").as_uri())
+                screenshot(page, f"site-{Path(name).stem}-{width}")
+                # Only wide code and tables may scroll sideways, each on its own.
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                assert [url for url in page.addresses if url.startswith("http")] == []
+                assert page.problems == []
