@@ -66,8 +66,10 @@ def test_it_is_small_and_complete(wheel):
         names = set(archive.namelist())
     assert {"bcosvit/py.typed", f"bcosvit/pretrained/{DEFAULT}.safetensors"} <= names
     assert f"bcosvit/pretrained/{DEFAULT}.md" in names
-    modules = {path.relative_to(ROOT / "src") for path in (ROOT / "src/bcosvit").rglob("*.py")}
-    assert {path.as_posix() for path in modules} <= names
+    source = ROOT / "src/bcosvit"
+    files = [*source.rglob("*.py"), *source.glob("*/templates/*"), *source.glob("*/static/*")]
+    assert {path.relative_to(ROOT / "src").as_posix() for path in files} <= names
+    assert any(path.suffix == ".jinja" for path in files)
     outside = {name for name in names if not name.startswith(("bcosvit/", "bcosvit-"))}
     assert outside == set()
 

@@ -41,7 +41,7 @@ def test_a_report_on_a_folder(weights, pictures, tmp_path):
     # For each picture two classes: the photo, an overlay, W(x) and ten methods.
     assert len(page.images) == 3 * 2 * (3 + len(bcosvit.explainers(bcosvit.load(weights))))
     assert page.text.count("Σ contributions") == 3 * 2
-    assert "every file was a picture" in page.text
+    assert "could not be read" not in page.text
     assert '"family": "bcos"' in page.text
     assert bcosvit.__version__ in page.text
     assert torch.__version__ in page.text
@@ -114,7 +114,7 @@ def test_bad_pictures_are_listed_and_passed_over(weights, pictures, tmp_path):
     )
     assert found.explained == 2
     assert [item.key for item in found.skipped] == ["0001.png", "empty.jpg"]
-    assert "2 could not be read" in found.told("r.html")
+    assert "2 could not be read" in found.summary("r.html")
     page = Page(tmp_path / "r.html")
     page.assert_self_contained()
     assert "not an image of a known format" in page.text
@@ -274,7 +274,7 @@ def test_mistaken_paths(weights, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no file or folder"):
         find_pictures([tmp_path / "missing.png"])
-    with pytest.raises(ValueError, match="holds no pictures"):
+    with pytest.raises(ValueError, match="no pictures"):
         find_pictures([tmp_path / "empty"])
     with pytest.raises(ValueError, match="nothing to explain"):
         find_pictures([])

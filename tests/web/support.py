@@ -46,14 +46,15 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 """
-"""What Python runs before anything else in the server: notes whatever is asked of other hosts."""
+"""What Python runs before anything else in the server: records requests to other hosts."""
 
 
 @contextmanager
 def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
-    """The address of `bcosvit serve`; afterwards it has ended well, left nothing and asked nobody.
+    """The address of `bcosvit serve`; afterwards it has stopped without an error, left no files and
+    contacted no other host.
 
-    ``folder`` is for what it keeps.
+    ``folder`` is for its files.
     """
     files, hooks, outside = folder / "files", folder / "hooks", folder / "outside.txt"
     for each in (files, hooks):
@@ -93,8 +94,8 @@ class _Forward(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         length = int(self.headers.get("content-length", 0))
         headers = {"X-Forwarded-Host": self.headers["host"], "X-Forwarded-Proto": "http"}
-        kept = ("accept", "content-type", "cookie", "host", "range")
-        headers |= {name: self.headers[name] for name in kept if name in self.headers}
+        passed = ("accept", "content-type", "cookie", "host", "range")
+        headers |= {name: self.headers[name] for name in passed if name in self.headers}
         path = self.path.removeprefix("/explain/")
         if path == self.path:
             self.send_error(404)

@@ -141,10 +141,10 @@ def test_the_documented_python(address, service, pictures, tmp_path, monkeypatch
 def test_the_documented_curl(address, service, pictures, tmp_path):
     shutil.copy(pictures[0], tmp_path / "photo.jpg")
     block = documented("sh").replace("http://127.0.0.1:7860/", address)
-    told = subprocess.run(
+    done = subprocess.run(
         ["bash", "-euc", block], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
-    got = json.loads(re.search(r"event: complete\ndata: (.+)", told.stdout).group(1))[0]
+    got = json.loads(re.search(r"event: complete\ndata: (.+)", done.stdout).group(1))[0]
     expected = service.region(service.open(pictures[0]), 0, Box(x=0, y=0, width=8, height=16))
     assert got["together"] == pytest.approx(expected.together, rel=1e-4, abs=1e-6)
 
@@ -199,10 +199,10 @@ def test_nothing_but_uploads_is_read(address, tmp_path):
     ):
         call = f"{address}gradio_api/call/predict"
         event = httpx.post(call, json={"data": [file, 5]}).json()["event_id"]
-        told = httpx.get(f"{call}/{event}").text
-        assert "event: error" in told
-        assert says in told
-        assert "logit" not in told
+        done = httpx.get(f"{call}/{event}").text
+        assert "event: error" in done
+        assert says in done
+        assert "logit" not in done
 
 
 def test_browsers_are_forbidden_other_hosts(address):
@@ -222,7 +222,7 @@ def test_large_uploads_are_refused(client, address, tmp_path):
 
 
 def test_a_full_queue_says_so(client, service, pictures):
-    """Of twenty at once some find no room and are told; the others are right."""
+    """Of twenty at once some are refused, and the others are right."""
     photo = handle_file(pictures[0])
     jobs = [
         client.submit(photo, "cat", "occlusion", 0.5, False, api_name="/explain") for _ in range(20)

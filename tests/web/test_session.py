@@ -42,7 +42,7 @@ def test_nothing_uploaded_shows_nothing(events):
     assert events.compare([], EMPTY, ["rollout"], JOINT) == ""
 
 
-def test_more_than_is_allowed_is_refused_whatever_is_asked(events, pictures):
+def test_more_pictures_than_allowed_are_refused(events, pictures):
     many = [str(pictures[0])] * (events.service.limits.pictures + 1)
     with pytest.raises(ValueError, match="17 pictures are too many at once"):
         events.upload(many)

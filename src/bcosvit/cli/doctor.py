@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, nothing else.")] = False,
 ) -> None:
-    """Versions, devices, backends, extras and weights of this installation.
+    """Prints versions, devices, backends, extras and weights of this installation.
 
     Examples:
 

@@ -206,8 +206,8 @@ def colors(attribution: Attribution, row: int) -> Tensor:
         row: Which of the classes.
 
     Returns:
-        RGBA [4, H, W] in [0, 1]. Opacity is smoothed over the same share of a picture whatever its
-        size: 15 pixels of 224.
+        RGBA [4, H, W] in [0, 1]. Opacity is smoothed over the same share of a picture at all
+        sizes: 15 pixels of 224.
     """
     assert attribution.weights is not None
     smooth = max(1, round(SMOOTH * attribution.map.shape[-1] / 224))

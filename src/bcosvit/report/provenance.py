@@ -19,7 +19,7 @@ class Provenance:
     command: str
     versions: Mapping[str, str]
     config: Mapping[str, Any]
-    """Of the model and whatever else was chosen, fit for JSON."""
+    """The config of the model and all other settings, fit for JSON."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Provenance":

@@ -1,7 +1,7 @@
 """What the server computes for a picture, without Gradio and without users.
 
 One `ExplanationService` serves all users. Its cache is keyed by pixels, classes and methods, so
-that equal requests get equal answers, and nobody can get the answer for another picture.
+that equal requests get equal answers, and no user can get the answer for another picture.
 Explaining leaves the model untouched, so that threads need no lock except around the cache.
 """
 
