@@ -216,7 +216,7 @@ def _evaluate(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
         return evaluate(
             predictor.model,
             images,
-            _methods(study, spec),
+            _methods(study, spec) if metric.explains else (),
             metrics=[metric],
             batch_size=study.batch_size,
             num_workers=run_recipe(study, spec).num_workers,
