@@ -4,6 +4,8 @@ import io
 import os
 import re
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
-from bcosvit.data.images import ImageError, list_images, read_image, to_tensor
+from bcosvit.data.images import (
+    ImageError,
+    _open,
+    _several_scans,
+    list_images,
+    read_image,
+    to_tensor,
+)
 
 ORIENTATION = 0x0112
 
@@ -358,3 +367,100 @@ def test_to_tensor() -> None:
     assert to_tensor(Image.new("RGB", (2, 2), (0, 255, 0))).amax() == 1.0
     with pytest.raises(ImageError, match="mode L"):
         to_tensor(Image.new("L", (2, 2)))
+
+
+def black_png(width: int, height: int, depth: int = 8, color: int = 6) -> bytes:
+    """A black PNG file, written without ever holding its pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        ends = kind + data
+        return len(data).to_bytes(4, "big") + ends + zlib.crc32(ends).to_bytes(4, "big")
+
+    channels = {0: 1, 2: 3, 6: 4}[color]
+    row = bytes(1 + width * channels * depth // 8)
+    packer = zlib.compressobj(1)
+    pixels = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([depth, color, 0, 0, 0])
+    start = b"\x89PNG\r\n\x1a\n"
+    return start + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def jpeg_2000(width: int, height: int) -> bytes:
+    """The header of a large file before the pixels of a small one."""
+    file = io.BytesIO()
+    Image.new("L", (32, 32)).save(file, "JPEG2000", no_jp2=True)
+    data = bytearray(file.getvalue())
+    data[8:16] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return bytes(data)
+
+
+def jpeg(size: tuple[int, int], **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (black_png(7000, 7000, 16, 0), "MB"),
+        (black_png(7000, 7000, 8, 2), "MB"),
+        (jpeg_2000(4000, 4000), "MB"),
+        (jpeg((9500, 9500), progressive=True, subsampling=0), "MB"),
+        (b"P3\n1000 1000\n255\n", "slow encoding"),
+        (b"P2\n2000 2000\n255\n", "slow encoding"),
+        (b"P6\n1000 1000\n100\n", "slow encoding"),
+    ],
+)
+def test_what_would_take_much_memory_or_time_is_refused_undecoded(
+    data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("It was decoded."))
+    with pytest.raises(ImageError, match=reason):
+        read_image(data, at_least=512)
+
+
+def test_a_jpeg_that_is_decoded_small_may_be_large() -> None:
+    assert read_image(jpeg((10000, 9999)), at_least=512).size == (1250, 1250)
+    with pytest.raises(ImageError, match="MB"):
+        read_image(jpeg((10000, 9999)))
+
+
+def test_a_jpeg_in_several_scans_is_recognized() -> None:
+    image = _open(io.BytesIO(jpeg((64, 48))), "one")
+    assert not _several_scans(image)
+    # A first scan that says it has one component of three is followed by two more.
+    data = jpeg((64, 48))
+    start = data.index(b"\xff\xda")
+    one = data[:start] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[start + 14 :]
+    assert _several_scans(_open(io.BytesIO(one), "several"))
+
+
+CHILD = """
+import sys
+from PIL import Image, ImageFile
+from bcosvit.data.images import read_image
+from bcosvit.data.transforms import EvalTransform
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM"))
+
+transform = EvalTransform(224)
+transform(Image.new("RGB", (300, 200)))
+before = peak()
+transform(read_image(sys.argv[1], at_least=transform.at_least))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak")
+@pytest.mark.parametrize("shape", [(6100, 6100, 8, 6), (6100, 6100, 16, 0), (1, 10000, 8, 2)])
+def test_the_largest_images_that_are_accepted_take_300_mb(
+    shape: tuple[int, int, int, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(black_png(*shape))
+    command = [sys.executable, "-c", CHILD, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= 310

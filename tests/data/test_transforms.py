@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from bcosvit.data import transforms
 from bcosvit.data.images import read_image
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 
@@ -172,3 +173,30 @@ def test_heavy_libraries_are_imported_only_when_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("size", [(1, 9000), (9000, 1), (40, 401), (1200, 100)])
+def test_eval_of_a_long_image_resizes_its_middle_alone(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched = []
+    resize = transforms._resize
+
+    def counted(image: Image.Image, width: int, height: int) -> Image.Image:
+        touched.append((image.width * image.height, width * height))
+        return resize(image, width, height)
+
+    monkeypatch.setattr(transforms, "_resize", counted)
+    image = smooth(*size)
+    got = EvalTransform(56)(image).permute(1, 2, 0).numpy()
+    ((pixels, result),) = touched
+    assert pixels <= 4 * min(size) ** 2
+    assert result <= 4 * 64**2
+    scale = 64 / min(size)
+    whole = image.resize(
+        (round(size[0] * scale), round(size[1] * scale)), Image.Resampling.BILINEAR
+    )
+    left, top = (whole.width - 56) // 2, (whole.height - 56) // 2
+    expected = np.asarray(whole.crop((left, top, left + 56, top + 56))) / 255
+    # Half a pixel of the source may be between them.
+    assert np.abs(got - expected).mean() < 2 / 255

@@ -12,6 +12,10 @@ rotated or oddly colored are handled in one place.
   process-wide state, which other threads see and can undo. An "ignore" filter for warnings that
   arise inside of Pillow, put in front of the list and left there, has no such problem; Pillow's
   deprecation warnings are attributed to their callers and stay visible.
+* A file of a few bytes can stand for gigabytes. What decoding and conversion will take is
+  therefore estimated from the header and refused if it is more than 300 MB, and all steps after
+  decoding work in strips. Decoders that Pillow has in Python need microseconds for every value, so
+  they have a limit of their own.
 * ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is left to the application: if it sets this flag, Pillow
   fills up truncated files; by default they are refused.
 """
@@ -82,6 +86,15 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_BYTES = 300_000_000
+"""What reading an image may take; three bytes for each of ``max_pixels`` where that is more."""
+_PER_PIXEL = {"JPEG2000": 28, "WEBP": 18, "AVIF": 12, "TIFF": 12}
+"""Bytes per pixel at the peak, measured; for other formats the eight of two RGB images, one of
+which is made from the other."""
+_PYTHON_VALUES = 1_000_000
+"""Values (pixels × channels) that a decoder in Python may read: text PPM, BMP with run lengths."""
+_STRIP = 1_000_000
+"""Pixels that are converted at a time."""
 _SILENCE = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
@@ -103,7 +116,8 @@ def read_image(
 
     Args:
         source: A path, the bytes of a file, or a file object in binary mode.
-        max_pixels: Larger images are refused before they are decoded.
+        max_pixels: Larger images are refused before they are decoded, and so are images whose
+            decoding would take more than 300 MB, or than three bytes for each of these pixels.
         at_least: Allows a JPEG file to be decoded at 1/2, 1/4 or 1/8 of its size, as long as both
             sides keep at least this many pixels. This saves most of the work if the image is made
             smaller afterwards. Other formats ignore it.
@@ -134,9 +148,12 @@ def read_image(
                 )
             if at_least is not None:
                 image.draft(None, (at_least, at_least))
+            _check_cost(image, (width, height), max(_BYTES, 3 * max_pixels), label)
             image.load()
             turn = _UPRIGHT.get(_orientation(image))
             rgb = _to_rgb(image)
+            # Its pixels need not wait for the end of the rotation.
+            del image
     except ImageError:
         raise
     # On damaged data Pillow's decoders raise nearly every kind of exception.
@@ -204,9 +221,24 @@ def to_tensor(image: Image.Image) -> Tensor:
         raise ImageError(
             f"The image has mode {image.mode} but RGB is needed: open it with read_image."
         )
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    pixels = to_bytes(image).permute(2, 0, 1)
     # Transposing bytes and widening afterwards moves a quarter of the memory.
     return pixels.contiguous().float().div_(255)
+
+
+def to_bytes(image: Image.Image) -> Tensor:
+    """Copies the pixels of an RGB image to a uint8 tensor [H, W, 3], a few rows at a time.
+
+    NumPy's conversion would hold them three times.
+
+    Examples:
+        >>> to_bytes(Image.new("RGB", (4, 2))).shape
+        torch.Size([2, 4, 3])
+    """
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top, strip in _strips(image):
+        pixels[top : top + strip.height] = np.asarray(strip)
+    return torch.from_numpy(pixels)
 
 
 def _label(source: ImageSource) -> str:
@@ -282,9 +314,61 @@ def _orientation(image: ImageFile.ImageFile) -> int:
     return value if isinstance(value, int) else 1
 
 
+def _check_cost(image: ImageFile.ImageFile, full: tuple[int, int], most: float, label: str) -> None:
+    """Refuses what takes more than ``most`` bytes, or too long, to decode and to convert."""
+    codecs = {str(tile[0]) for tile in image.tile}
+    values = image.width * image.height * len(image.getbands())
+    if codecs & set(Image.DECODERS) and values > _PYTHON_VALUES:
+        raise ImageError(
+            f"The image {label} holds {values:,} values in a slow encoding "
+            f"({image.format}, {', '.join(sorted(codecs))}), {_PYTHON_VALUES:,} are allowed: "
+            "convert it to PNG."
+        )
+    needed: float = _PER_PIXEL.get(str(image.format), 8) * image.width * image.height
+    if isinstance(image, JpegImagePlugin.JpegImageFile) and _several_scans(image):
+        # libjpeg holds all coefficients, two bytes each, whatever size it decodes at.
+        shares = [h * v for _, h, v, *_ in image.layer]
+        needed += 2 * full[0] * full[1] * sum(shares) / max(shares)
+    if needed > most:
+        raise ImageError(
+            f"The image {label} ({image.format}, {full[0]} × {full[1]} pixels of mode "
+            f"{image.mode}) would take {needed / 1e6:,.0f} MB to decode, {most / 1e6:,.0f} MB are "
+            "allowed: shrink it or raise max_pixels."
+        )
+
+
+def _several_scans(image: JpegImagePlugin.JpegImageFile) -> bool:
+    """Whether a JPEG file tells its components, or their bits, one after the other."""
+    if "progressive" in image.info:
+        return True
+    # Pillow has read up to the end of the first scan's header: its length, the number of
+    # components, two bytes for each and three more.
+    header = 2 + 1 + 2 * image.layers + 3
+    assert image.fp is not None
+    image.fp.seek(-header, os.SEEK_CUR)
+    start = image.fp.read(header)
+    return start[:3] != header.to_bytes(2, "big") + bytes([image.layers])
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The image's rows, a few at a time, each time with the number of the first one."""
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        return _to_eight_bits(image).convert("RGB")
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    deep = image.mode.startswith("I") or image.mode == "F"
+    bounds = _range(image) if deep else (0.0, 0.0)
+    rgb = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        rgb.paste(_to_eight_bits(strip, *bounds) if deep else _on_white(strip), (0, top))
+    return rgb
+
+
+def _on_white(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image.convert("RGB")
     if image.mode == "La":
@@ -294,29 +378,35 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image).convert("RGB")
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Gray values of 16 or 32 bits as 8 bits.
+def _range(image: Image.Image) -> tuple[float, float]:
+    """The gray values of 16 or 32 bits that become black and white.
 
     16-bit files use their type's whole range. 32-bit integers and floats name no range: the
     smallest customary one that holds all values is taken (1 for floats, 255, 65535), and values
     outside all of them are stretched from their minimum to their maximum.
     """
-    values = np.asarray(image).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("its values are not all finite")
-    low, high = float(values.min()), float(values.max())
+    lows, highs = [], []
+    for _, strip in _strips(image):
+        values = np.asarray(strip)
+        if not np.isfinite(values).all():
+            raise ValueError("its values are not all finite")
+        lows.append(float(values.min()))
+        highs.append(float(values.max()))
+    low, high = min(lows), max(highs)
     if image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}:
-        low, high = 0.0, 65535.0
-    else:
-        customary = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
-        fitting = [bound for bound in customary if low >= 0 and high <= bound]
-        if fitting:
-            low, high = 0.0, fitting[0]
+        return 0.0, 65535.0
+    customary = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+    fitting = [bound for bound in customary if low >= 0 and high <= bound]
+    return (0.0, fitting[0]) if fitting else (low, high)
+
+
+def _to_eight_bits(image: Image.Image, low: float, high: float) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
     gray = np.rint((values - low) * (255.0 / max(high - low, 1e-30)))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         gray[values == transparent] = 255.0
-    return Image.fromarray(gray.astype(np.uint8))
+    return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
 
 
 def _silence_pillow() -> None:

@@ -9,6 +9,8 @@ geometry, RandAugment), and do the resizing themselves, because that is where th
   faster than Pillow's; the two differ by at most one level in 255.
 * RandAugment then works on the small PIL image, with nearest-neighbor lookup as its authors have
   it and as is torchvision's default.
+* Of a long image, evaluation takes the middle first, since the rest is never seen: what a resize
+  costs then depends on the sizes alone, not on the proportions.
 * Each transform has `at_least`, to be passed to `read_image`: the smallest size at which a JPEG
   may be decoded without the result being resized upwards where the whole file would not have been.
   In training that holds for the smallest crop that can be drawn; in evaluation twice the target is
@@ -28,18 +30,20 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from bcosvit.data.images import to_tensor
+from bcosvit.data.images import to_bytes, to_tensor
 
 __all__ = ["EvalTransform", "TrainTransform"]
 
 SLIMMEST = 3 / 4
 """Width over height of a crop, at least; at most its inverse."""
+
+LONGEST = 4
+"""How many times the short side an image may be long before evaluation takes its middle first."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +151,29 @@ class EvalTransform:
         return 2 * self.resize
 
     def __call__(self, image: Image.Image) -> Tensor:
+        image = _middle(image)
         width, height = image.size
         short = min(width, height)
         width, height = (self.resize * width // short, self.resize * height // short)
         image = _resize(image, width, height)
         left, top = round((width - self.image_size) / 2), round((height - self.image_size) / 2)
         return to_tensor(image.crop((left, top, left + self.image_size, top + self.image_size)))
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The middle of an image that is longer than `LONGEST` times its short side.
+
+    The rest is cut off evenly, so that the center stays where it is, and in whole pixels. What is
+    left is at least three times as long as the short side, hence longer than any crop.
+    """
+    width, height = image.size
+    over = max(width, height) - LONGEST * min(width, height)
+    if over <= 0:
+        return image
+    cut = (over + 1) // 2
+    return image.crop(
+        (cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut)
+    )
 
 
 def _v2() -> ModuleType:
@@ -171,6 +192,6 @@ def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
     if image.size == (width, height):
         return image
     # The batch dimension must come first for torch to see channels-last memory and keep to it.
-    pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
+    pixels = to_bytes(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
     return Image.fromarray(resized[0].permute(1, 2, 0).numpy())
