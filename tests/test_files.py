@@ -1,0 +1,78 @@
+"""Files that are complete or not there."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bcosvit import files
+from bcosvit.files import atomic
+
+WRITER = """
+import sys, time
+from bcosvit.files import atomic
+with atomic(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    print("writing", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr(files, "_cleared", set())
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    for content in ("dangling", "existing"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(real)
+        with atomic(link) as temporary:
+            temporary.write_text(content)
+        assert link.is_symlink()
+        assert real.read_text() == content
+
+
+def test_devices_and_pipes_are_refused_before_the_work(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    for path in (Path("/dev/null"), pipe, link):
+        with pytest.raises(OSError, match="Not a regular file"), atomic(path):
+            pytest.fail("The work was begun.")
+    assert not Path("/dev/null").is_file()
+    with pytest.raises(IsADirectoryError), atomic(tmp_path):
+        pytest.fail("The work was begun.")
+
+
+@pytest.mark.parametrize("again", ["out.txt", "other.txt"])
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    again: str, tmp_path: Path, fresh: None
+) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "out.txt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        # It lives, so its file is left alone.
+        with atomic(tmp_path / again) as temporary:
+            temporary.write_text("first")
+        assert len(list(tmp_path.glob(".out.txt.*"))) == 1
+        writer.send_signal(signal.SIGKILL)
+    files._cleared.clear()
+    with atomic(tmp_path / again) as temporary:
+        temporary.write_text("second")
+    assert [path.name for path in tmp_path.iterdir()] == [again]
+    assert (tmp_path / again).read_text() == "second"
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path, fresh: None) -> None:
+    (tmp_path / ".hidden.txt").write_text("mine")
+    with atomic(tmp_path / "out.txt") as temporary:
+        temporary.write_text("x")
+    assert (tmp_path / ".hidden.txt").exists()
