@@ -1,14 +1,14 @@
-"""Goes through the main features with drawn images; `make demo` runs this script.
+"""Goes through the main features; `make demo` runs this script.
 
-It explains images with the shipped weights, trains a small B-cos ViT from scratch on drawn scenes,
-explains scenes that the model has not seen, and compares its explanations with other methods. This
-takes a few minutes on two cores. The last line printed is the path of a page with all results.
+It explains photographs with the shipped weights, trains a small B-cos ViT from scratch on drawn
+scenes, explains scenes that the model has not seen, and compares its explanations with other
+methods. This takes a few minutes on two cores. The last line printed is the path of a page with
+all results.
 """
 
 import shutil
 from pathlib import Path
 
-from drawings import draw
 from PIL import Image
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from bcosvit.report.tables import metric_columns
 from bcosvit.train import train
 
 OUT = Path("demo-out")
+PHOTOS = Path(__file__).parent / "photos"
 SIZE = 48
 METHODS = "inherent,ixg,intgrad,rollout,gradcam,random"
 
@@ -33,12 +34,11 @@ def main() -> None:
     console = Console()
     shutil.rmtree(OUT, ignore_errors=True)
 
-    console.rule(f"1  Explain images with the shipped weights, {DEFAULT}")
-    draw(OUT / "drawings")
+    console.rule(f"1  Explain photographs with the shipped weights, {DEFAULT}")
     explain_pictures(
-        [OUT / "drawings"],
+        [PHOTOS],
         DEFAULT,
-        classes="golf_ball,parachute",
+        top=2,
         methods="inherent,ixg",
         out=OUT / "shipped.html",
         png=OUT / "shipped",
@@ -80,7 +80,8 @@ TEMPLATE = """
 {% endmacro %}
 {% block content %}
 <section><h2>Explained with the shipped weights</h2>
-<p>One drawn image, two classes; the evidence for each class is in its own half.</p>
+<p>Three photographs: the evidence for (red) and against (blue) the most confident class, and where
+it is.</p>
 <div class="panels">{% for picture in shipped %}{{ show(picture) }}{% endfor %}</div>
 <p><a href="shipped.html">All explanations: shipped.html</a></p></section>
 <section><h2>Trained on drawn scenes</h2>
@@ -97,8 +98,13 @@ TEMPLATE = """
 
 def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
     """Writes one page with images, and links to the reports of all steps."""
-    maps = sorted((OUT / "shipped").glob("*both*inherent.png"))
-    colors = sorted((OUT / "shipped").glob("*both*colors.png"))
+    shipped = []
+    for photo in sorted(PHOTOS.glob("*.jpg")):
+        shipped.append(_picture(photo))
+        for kind in ("inherent", "overlay"):
+            # Of two classes the more confident one was written first.
+            files = (OUT / "shipped").glob(f"*{photo.stem}*{kind}.png")
+            shipped.append(_picture(min(files, key=lambda file: file.stat().st_mtime_ns)))
     columns = metric_columns(found)
     page = (
         environment()
@@ -106,7 +112,7 @@ def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
         .render(
             title="bcosvit, end to end",
             provenance=Provenance.of({"weights": DEFAULT, "methods": METHODS}),
-            shipped=[_picture(file) for file in (OUT / "drawings" / "both.png", *maps, *colors)],
+            shipped=shipped,
             curves=_picture(OUT / "run" / "curves.png"),
             accuracy=accuracy,
             columns=columns,

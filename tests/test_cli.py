@@ -57,7 +57,7 @@ def test_help_lists_what_is_registered(command, lists, monkeypatch):
     [
         ("explain --methods ro", "rollout"),
         ("explain --methods inherent,ro", "inherent,rollout"),
-        ("explain --weights bcos_vit_ti", DEFAULT),
+        ("explain --weights bcos_eff", DEFAULT),
         ("evaluate --metrics loc", "localization"),
         ("evaluate --metrics al", "all"),
         ("train --recipe qu", "quick"),

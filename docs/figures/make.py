@@ -1,7 +1,11 @@
-"""Draws the figures of `docs/idea.md` with drawn scenes and a small model trained on them.
+"""Draws the figures of the README and of `docs/idea.md`.
 
-    python docs/figures/make.py                                 # trains the model first (minutes)
+    python docs/figures/make.py                                 # trains a small model (minutes)
     python docs/figures/make.py --weights best.safetensors      # with existing weights
+    python docs/figures/make.py --photos                        # only the photographs
+
+The README shows photographs with the shipped weights, `docs/idea.md` drawn scenes with a small
+model that is trained on them.
 
 The model is the result of `bcosvit train "scenes?size=48" --out DIR`. Everything is seeded, so the
 same machine draws the same files.
@@ -25,9 +29,10 @@ from bcosvit.data.scenes import Scenes
 from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.models import Classifier
 from bcosvit.nn import BcosEncoding, BcosLinear, frozen_view
-from bcosvit.report.images import Tile, contribution_image, on_white, panel, photo_image
+from bcosvit.report.images import Tile, colors, contribution_image, on_white, panel, photo_image
 
 FOLDER = Path(__file__).parent
+PHOTOS = FOLDER.parents[1] / "examples" / "photos"
 RED, BLUE, GRAY, INK = "#c8302f", "#2148c4", "#8a8a94", "#1d1d1f"
 SIZE = 48
 
@@ -35,7 +40,12 @@ SIZE = 48
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", help="A model of the drawn scenes; by default it is trained")
-    weights = parser.parse_args().weights
+    parser.add_argument("--photos", action="store_true", help="Draw only the photographs")
+    given = parser.parse_args()
+    photographs()
+    if given.photos:
+        return
+    weights = given.weights
     matplotlib.rcParams.update({"svg.hashsalt": "bcosvit", "font.size": 10, "text.color": INK})
     two_vectors()
     six_channels()
@@ -48,6 +58,25 @@ def main() -> None:
     explained_scenes(model)
     adding_up(model)
     four_in_one(model)
+
+
+def photographs() -> None:
+    """Photographs, the contributions to the predicted class, and the row of W(x) in color."""
+    predictor = bcosvit.Predictor.load()
+    rows = []
+    for file in ("chelsea.jpg", "coffee.jpg"):
+        found = predictor.explain(predictor.read(PHOTOS / file), top=2)
+        exact = found.exact
+        assert exact is not None
+        tiles = [Tile(image=photo_image(found.image), label=Path(file).stem)]
+        for row, label in enumerate(found.target.tolist()):
+            name, sure = predictor.class_names[label], found.probabilities[label].item()
+            tiles += [
+                Tile(image=contribution_image(exact.map[row]), label=f"{name}, {sure:.0%}"),
+                Tile(image=on_white(colors(exact, row)), label=f"W(x) of {name}"),
+            ]
+        rows.append(tiles)
+    panel(rows, cell=224).save(FOLDER / "photographs.jpg", quality=92)
 
 
 def two_vectors() -> None:

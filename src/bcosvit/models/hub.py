@@ -20,7 +20,7 @@ from bcosvit.messages import require
 FOLDER = Path(__file__).parents[1] / "pretrained"
 """Package data: NAME.safetensors with its model card NAME.md."""
 
-DEFAULT = "bcos_vit_ti_87_imagenette"
+DEFAULT = "bcos_efficientnet_lite2_imagenet"
 """The shipped model that is used where none is asked for."""
 
 HUB_FILE = "model.safetensors"
