@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "data": {"nn"},
     "metrics": {"ops", "nn", "models", "attribution", "data", "predictor"},
     "report": {"ops", "nn", "models", "attribution", "metrics", "data", "predictor"},
-    "train": {"predictor", "ops", "nn", "models", "attribution", "data", "report"},
+    "train": {"predictor", "ops", "nn", "models", "attribution", "metrics", "data", "report"},
     # On top: nothing but the command line imports these.
     "export": {"predictor", "ops", "nn", "models", "attribution", "data", "report"},
     "web": {"predictor", "ops", "nn", "models", "attribution", "metrics", "data", "report"},

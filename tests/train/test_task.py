@@ -187,8 +187,8 @@ class Distillation(Loss):
 def test_a_loss_may_hold_a_teacher_and_follow_a_schedule(tmp_path, monkeypatch):
     monkeypatch.setattr(LOSSES, "_items", dict(LOSSES.items()))
     used = []
-    register_loss("distillation")(lambda: used.append(Distillation()) or used[0])
-    ways = recipe(epochs=2, loss="distillation", accumulate_grad_batches=2)
+    register_loss("imitation")(lambda: used.append(Distillation()) or used[0])
+    ways = recipe(epochs=2, loss="imitation", accumulate_grad_batches=2)
     run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways)
     # Four steps per epoch of two batches each, at their middles.
     assert used[0].epochs == [(step // 2 + 0.5) / 4 for step in range(16)]

@@ -689,6 +689,10 @@ def labeled_images(
     splits = {"val": [source.val], "train": [source.train], "all": [source.train, source.val]}
     if split not in splits:
         raise ValueError(f"split is {split!r}: choose one of {', '.join(splits)}.")
+    if not source.classes:
+        raise ValueError(
+            f"The images of {source.name} have no labels: sort them into one folder per class."
+        )
     if class_names is None:
         count = len(source.classes)
         if num_classes is not None and count > num_classes:

@@ -1,4 +1,4 @@
-"""Folders of images, with one sub-folder per class."""
+"""Folders of images, with one sub-folder per class or without classes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from bcosvit.data.dataset import (
     Split,
     build_source,
     check_classes,
+    hold_out,
     register_source,
     split_names,
 )
 from bcosvit.data.images import EXTENSIONS, list_images, read_image
 from bcosvit.messages import and_more
 
-__all__ = ["FolderReader", "open_folder"]
+__all__ = ["FolderReader", "open_folder", "open_unlabeled"]
 
 
 class FolderReader:
@@ -83,6 +84,22 @@ def open_folder(data: str, options: SourceOptions) -> Source:
     return build_source(data, classes, train, val, options)
 
 
+@register_source("unlabeled", syntax="unlabeled:FOLDER of images without classes")
+def open_unlabeled(data: str, options: SourceOptions) -> Source:
+    """Opens all images in a folder and its sub-folders; their labels are -1, there is no class."""
+    root = Path(data.removeprefix("unlabeled:"))
+    if not root.is_dir():
+        raise SourceError(f"The folder {root} of {data} is missing: give an existing folder.")
+    paths = [path.relative_to(root).as_posix() for path in list_images(root)]
+    if not paths:
+        raise SourceError(_empty(root))
+    images = Split(FolderReader(root, paths, [-1] * len(paths)))
+    train, val = hold_out(images, options.val_fraction, options.seed)
+    for split in (train, val):
+        split.max_skipped = options.max_skipped
+    return Source(name=data, classes=(), train=train, val=val)
+
+
 def _parts(root: Path) -> list[Path]:
     """The folders that hold class folders: the root, train/, or train/ and val/."""
     folders = {folder.name.lower(): folder for folder in _subfolders(root)}
@@ -102,7 +119,8 @@ def _class_names(part: Path) -> tuple[str, ...]:
     names = [folder.name for folder in _subfolders(part)]
     if not names and list_images(part, recursive=False):
         raise SourceError(
-            f"The images in {part} are in no class folder: sort them into one folder per class."
+            f"The images in {part} are in no class folder: sort them into one folder per class, "
+            f"or give unlabeled:{part} where no labels are needed."
         )
     return check_classes(names, part)
 
@@ -112,6 +130,6 @@ def _empty(folder: Path) -> str:
     endings = Counter(path.suffix.lower() for path in folder.rglob("*") if path.is_file())
     other = ", ".join(f"{count} {ending or 'other'}" for ending, count in endings.most_common(3))
     return (
-        f"The class folder {folder} has no images{f' but {other} files' if other else ''}: add "
+        f"The folder {folder} has no images{f' but {other} files' if other else ''}: add "
         f"some ({', '.join(sorted(EXTENSIONS))}) or remove the folder."
     )

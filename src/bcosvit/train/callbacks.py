@@ -31,12 +31,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from torch import Tensor
 
 from bcosvit.attribution import explain
-from bcosvit.data.dataset import Skipped, Split, write_skipped
+from bcosvit.data.dataset import LabeledImages, Skipped, Split, write_skipped
 from bcosvit.files import atomic
+from bcosvit.metrics import GridPointingGame, MaskOverlap, Metric, evaluate
+from bcosvit.metrics.evaluation import obstacles
 from bcosvit.models.card import model_card
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, save_state
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
+from bcosvit.train.data import Batch
 from bcosvit.train.plan import Plan
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.task import Task, model_state
@@ -59,12 +62,13 @@ _CURVES_EVERY = 60.0
 _REFRESH = 0.25
 """Seconds between updates of the progress bar, each of which waits for the device."""
 _SHOWN_IMAGES = 8
-_TRAIN, _VAL = "#8c96a6", "#c8302f"
+_LOCALIZED_IMAGES, _LOCALIZED_GRIDS = 128, 20
+_TRAIN, _VAL, _LOCALIZATION = "#8c96a6", "#c8302f", "#2f6fc8"
 
 
 class BestModel(Callback):
     """Saves the model, with its class names and a model card, when its validation accuracy is the
-    highest so far.
+    highest so far; of a converted model, only where its constants have faded.
 
     It must come before the callback that averages weights, which restores the trained weights at
     the same hook: what is saved is what was validated. Lightning's ``ModelCheckpoint`` would save
@@ -80,7 +84,7 @@ class BestModel(Callback):
         assert isinstance(pl_module, Task)
         # In every process: the metric is reduced, and sharded weights are gathered.
         accuracy = pl_module.val_means["top1"].compute().item()
-        if accuracy <= self.accuracy:
+        if accuracy <= self.accuracy or not pl_module.is_final:
             return
         self.accuracy, self.epoch = accuracy, trainer.current_epoch + 1
         state = trainer.strategy.lightning_module_state_dict()
@@ -146,7 +150,10 @@ class History(Callback):
             "learning_rate": pl_module.lr_at(trainer.global_step - 1),
         }
         row |= {column: logged[name].item() for name, column in METRICS.items() if name in logged}
+        row |= pl_module.measured
         self.rows.append(row)
+        for logger in trainer.loggers if pl_module.measured else []:
+            logger.log_metrics(pl_module.measured, trainer.global_step)
         if trainer.is_global_zero:
             self._write_csv()
             if time.monotonic() - self._drawn > _CURVES_EVERY:
@@ -165,6 +172,7 @@ class History(Callback):
 
     def _write_csv(self) -> None:
         with atomic(self.folder / "metrics.csv") as temporary, temporary.open("w") as file:
+            # Some columns are not measured in every epoch, but all are in the first one.
             writer = csv.DictWriter(file, self.rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
@@ -186,7 +194,10 @@ def plot_curves(rows: list[Row]) -> Figure:
     _line(accuracy, rows, "val_top1", "validation", _VAL)
     _line(accuracy, rows, "val_top5", "validation, top 5", _VAL, linestyle=":")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
-    best = max(rows, key=lambda row: row["val_top1"])
+    _line(accuracy, rows, "val_localization", "localization", _LOCALIZATION)
+    _line(accuracy, rows, "val_energy", "energy in the mask", _LOCALIZATION, linestyle=":")
+    final = [row for row in rows if row.get("fade", 0.0) == 0] or rows
+    best = max(final, key=lambda row: row["val_top1"])
     accuracy.plot(best["epoch"], best["val_top1"], "o", color=_VAL)
     accuracy.set(title=f"accuracy, best {best['val_top1']:.1%}", ylim=(0, 1.02))
     _line(rate, rows, "learning_rate", "", _TRAIN)
@@ -205,6 +216,7 @@ def _line(
     axes: Axes, rows: list[Row], column: str, label: str, color: str, linestyle: str = "-"
 ) -> None:
     if column in rows[0]:
+        rows = [row for row in rows if column in row]
         marker = "." if len(rows) < 3 else ""
         x, y = [row["epoch"] for row in rows], [row[column] for row in rows]
         axes.plot(x, y, linestyle, color=color, label=label, marker=marker)
@@ -249,6 +261,72 @@ class ContributionImages(Callback):
         samples = [self.val[position, 0] for position in positions]
         images = [image for image, _, _ in samples if isinstance(image, Tensor)]
         return torch.stack(images), torch.tensor([label for _, label, _ in samples])
+
+
+class Localization(Callback):
+    """Measures every few epochs where inherent explanations point, on the same validation images.
+
+    The task gets ``val_localization``, the mean of the grid pointing game, and ``val_energy``, the
+    share of the positive contribution that falls on the object where the data have masks. The
+    images are few: the numbers are good enough to see alignment emerge, not to be reported.
+    """
+
+    def __init__(self, images: LabeledImages, every: int) -> None:
+        self.images, self.every = images.limit(_LOCALIZED_IMAGES), every
+        self._labels: list[int] | None = None
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        epoch = trainer.current_epoch + 1
+        if epoch % self.every == 0 or epoch in (1, trainer.max_epochs):
+            pl_module.measured |= self.measure(pl_module)
+
+    def measure(self, task: Task) -> Row:
+        """Measures what can be measured; in every process, since they share the work."""
+        if self._labels is None:
+            self._labels = [self._label(task, number) for number in range(len(self.images))]
+        images, masks = _Relabeled(self.images, self._labels), self.images.masks()
+        metrics: list[Metric] = [GridPointingGame(grids=_LOCALIZED_GRIDS), MaskOverlap()]
+        left_out = obstacles(metrics, task.model, images, has_masks=masks is not None)
+        metrics = [metric for metric in metrics if metric.name not in left_out]
+        found: Row = {}
+        if metrics:
+            batch_size = min(task.recipe.batch_size, 32)
+            result = evaluate(
+                task.model, images, metrics=metrics, masks=masks, batch_size=batch_size
+            ).results
+            if "localization" in result:
+                means = result["localization"].columns()["Localization"]
+                # There is no grid where the model is right about too few classes.
+                found["val_localization"] = means["inherent"].mean if means else float("nan")
+            if "masks" in result:
+                means = result["masks"].columns()["Energy in the mask"]
+                found["val_energy"] = means["inherent"].mean if means else float("nan")
+        return found
+
+    def _label(self, task: Task, number: int) -> int:
+        """The label, which the teacher decides where the data have none."""
+        image, label, _ = self.images[number]
+        tensors = image[None], torch.tensor([label]), torch.ones(1)
+        batch = task.loss.prepare(Batch(*(tensor.to(task.device) for tensor in tensors)))
+        return int(batch.labels)
+
+
+class _Relabeled:
+    """Images with other labels."""
+
+    def __init__(self, images: LabeledImages, labels: list[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
+        image, _, key = self.images[index]
+        return image, self.labels[index], key
+
+    def num_classes(self) -> int:
+        return len(set(self.labels))
 
 
 class ProgressBar(RichProgressBar):
@@ -300,6 +378,7 @@ class ProgressBar(RichProgressBar):
             f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
             f"  loss {logged['train/loss']:.4f}, validation {logged['val/loss']:.4f}"
             f"  accuracy {logged['train/top1']:.1%}, validation {logged['val/top1']:.1%}"
+            f"{_described(pl_module)}"
             f"  {self._speed:.0f} images/s  {self._time_left(trainer, pl_module)} left",
             highlight=False,
             soft_wrap=True,
@@ -341,6 +420,19 @@ class ProgressBar(RichProgressBar):
         minutes, seconds = divmod(round(per_step * (total - trainer.global_step)), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _described(task: LightningModule) -> str:
+    """What was measured beside loss and accuracy, for the line of an epoch."""
+    assert isinstance(task, Task)
+    names = {
+        "fade": "λ {:.2f}",
+        "b": "B {:.2f}",
+        "val_localization": "localization {:.1%}",
+        "val_energy": "energy {:.1%}",
+    }
+    shown = [names[column].format(value) for column, value in task.measured.items()]
+    return f"  {', '.join(shown)}" if shown else ""
 
 
 @contextmanager

@@ -62,6 +62,10 @@ class Batch(NamedTuple):
     """[B]."""
     weights: Tensor
     """[B], zero for a sample that only keeps a process in step with the others."""
+    targets: Tensor | None = None
+    """Shares of the classes [B, C] where images were mixed; ``None``: the labels alone."""
+    taught: Tensor | None = None
+    """Logits of a teacher [B, C], where the loss has one."""
 
     @classmethod
     def of(cls, inputs: list[Tensor], labels: list[int], requests: list[SampleRequest]) -> "Batch":

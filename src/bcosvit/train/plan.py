@@ -4,6 +4,7 @@ A run that resumes reads its plan from the record, and may not deviate from it.
 """
 
 import dataclasses
+import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -17,9 +18,12 @@ import yaml
 import bcosvit
 from bcosvit.data.dataset import Source, open_source
 from bcosvit.files import atomic
+from bcosvit.models.bcosify import BcosifiedConfig
 from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
 from bcosvit.models.registry import from_dict, model_config, to_dict
+from bcosvit.models.weights import CLASSES_KEY, read_metadata
 from bcosvit.train.checkpoints import config_of
+from bcosvit.train.losses import LOSSES
 from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
 
 RECORD = "run.yaml"
@@ -34,6 +38,7 @@ NEUTRAL_FIELDS = frozenset(
         "checkpoint_epochs",
         "checkpoint_steps",
         "explain_every",
+        "localize_every",
         "cache_folder",
         "cache_gigabytes",
         "cache_on_device",
@@ -192,6 +197,14 @@ def resolve(
     init = str(init) if init is not None else previous.init if previous is not None else None
     if model is None and previous is not None:
         model = previous.model
+    classes = source.classes
+    if getattr(LOSSES.get(recipe.loss), "needs_teacher", False):
+        recipe, classes = _taught(recipe, init, source)
+    elif not classes:
+        raise ValueError(
+            f"The images of {source.name} have no labels, which the loss {recipe.loss} needs; sort "
+            f"them into one folder per class, or let a teacher label them: --recipe bcosify."
+        )
     if model is None and init is not None:
         model = config_of(init)
     if model is None and recipe_name in RECIPES:
@@ -199,10 +212,10 @@ def resolve(
     plan = Plan(
         data=source.name,
         fingerprint=source.fingerprint(),
-        classes=source.classes,
+        classes=classes,
         train_images=len(source.train),
         val_images=len(source.val),
-        model=_model(model, model_options, recipe, source),
+        model=_model(model, model_options, recipe, source.name, len(classes)),
         recipe_name=recipe_name,
         recipe=recipe,
         init=init,
@@ -229,16 +242,25 @@ def _recipe(
 
 
 def _model(
-    model: str | Config | None, options: dict[str, Any], recipe: Recipe, source: Source
+    model: str | Config | None, options: dict[str, Any], recipe: Recipe, data: str, classes: int
 ) -> Config:
     if model is None:
         raise ValueError("There is no model to train: name one, e.g. bcos_vit_ti_38.")
-    classes = len(source.classes)
     if options.setdefault("num_classes", classes) != classes:
         raise ValueError(
-            f"num_classes = {options['num_classes']} is not allowed: {source.name} has {classes}."
+            f"num_classes = {options['num_classes']} is not allowed: {data} has {classes}."
         )
     kind = model_config(model) if isinstance(model, str) else model
+    if isinstance(kind, BcosifiedConfig) and kind.num_classes != classes:
+        raise ValueError(
+            f"The converted network has {kind.num_classes} classes, but {data} has {classes}; "
+            f"give the original a head for {classes} classes before you convert it."
+        )
+    if recipe.fade_until is not None and not (isinstance(kind, BcosifiedConfig) and kind.bcos):
+        raise ValueError(
+            f"fade_until = {recipe.fade_until} is not allowed for a {kind.noun}: it needs a "
+            f"network with B-cos layers that bcosvit bcosify converted; give its file as --init."
+        )
     if "image_size" in kind.fields() and recipe.image_size is not None:
         options.setdefault("image_size", recipe.image_size)
     if recipe.train_backbone is not None:
@@ -254,6 +276,38 @@ def _model(
             f"image_size = {config.image_size} is not allowed: training images are square."
         )
     return config
+
+
+def _taught(recipe: Recipe, init: str | None, source: Source) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with its teacher, and the names of the classes that the teacher knows."""
+    teacher = recipe.teacher or init
+    if teacher is None:
+        raise ValueError(
+            f"The loss {recipe.loss} has no teacher: give the weights of a converted network with "
+            f"--init, which then teaches, or those of another model with --set teacher=FILE."
+        )
+    config = config_of(teacher)
+    if config is None:
+        raise ValueError(
+            f"{teacher} cannot teach: it is no weights file of this package; convert the model "
+            f"with bcosvit bcosify first."
+        )
+    recipe = recipe.change(teacher=teacher)
+    if not source.classes:
+        if recipe.label_weight:
+            raise ValueError(
+                f"label_weight = {recipe.label_weight} is not allowed: the images of "
+                f"{source.name} have no labels; leave it out."
+            )
+        names = json.loads(read_metadata(teacher).get(CLASSES_KEY, "null"))
+        return recipe, tuple(names or map(str, range(config.num_classes)))
+    if len(source.classes) != config.num_classes:
+        raise ValueError(
+            f"{source.name} has {len(source.classes)} classes, but the teacher knows "
+            f"{config.num_classes}; give images of its classes, or leave out the labels: "
+            f"unlabeled:FOLDER."
+        )
+    return recipe, source.classes
 
 
 def _check_backbone(plan: Plan) -> None:

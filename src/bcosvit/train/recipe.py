@@ -30,13 +30,15 @@ RENAMED_FIELDS = {
 """Former names of fields, which records of older runs contain."""
 
 
-_MAY_BE_ZERO = frozenset({"explain_every", "num_workers", "seed", "cache_views"})
+_MAY_BE_ZERO = frozenset({"explain_every", "localize_every", "num_workers", "seed", "cache_views"})
 """Integers that need not be positive."""
 _POSITIVE = frozenset(
     {"learning_rate", "adam_eps", "clip_value", "cache_gigabytes", "eval_crop", "ema"}
 )
 """Numbers that may not be zero."""
-_SHARES = frozenset({"drop_after", "flip", "val_fraction", "max_skipped", "eval_crop", "ema"})
+_SHARES = frozenset(
+    {"drop_after", "flip", "mixup", "fade_until", "val_fraction", "max_skipped", "eval_crop", "ema"}
+)
 """Numbers that may not exceed one."""
 
 
@@ -88,7 +90,19 @@ class Recipe:
 
     loss: str = "bce"
     """A registered loss. ``bce``: binary cross-entropy on sigmoids with one-hot targets, averaged
-    over samples and classes; ``ce``: softmax cross-entropy, averaged over samples."""
+    over samples and classes; ``ce``: softmax cross-entropy, averaged over samples;
+    ``distillation``: imitates ``teacher``."""
+    teacher: str | None = None
+    """Weights of the model that ``distillation`` imitates: a path, or the name of a shipped model;
+    ``None``: those that the run starts from."""
+    label_weight: float = 0.0
+    """Weight of the labels in ``distillation``."""
+    fade_until: float | None = None
+    """Share of the run over which the constants of a converted model (`bcosvit.bcosify`) fade to
+    zero and its exponent rises from 1 to ``b``; ``None``: both stay. Only later epochs can be the
+    best."""
+    b: float = 2.0
+    """The exponent that a converted model ends with."""
     epochs: int = 100
     batch_size: int = 256
     """Samples per optimizer step, over all devices and accumulated batches."""
@@ -128,6 +142,9 @@ class Recipe:
     """Smallest and largest share of an image's area that a training crop may have."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
+    mixup: float = 0.0
+    """Share of the training images that are mixed with another one of their batch, which makes up
+    at most half of the result."""
     eval_crop: float = 224 / 256
     """Share of the short side that the center crop keeps in validation."""
     val_fraction: float = 0.1
@@ -166,6 +183,9 @@ class Recipe:
     """Optimizer steps between further checkpoints within an epoch; ``None``: none."""
     explain_every: int = 5
     """Epochs between images of contributions; 0: none."""
+    localize_every: int = 0
+    """Epochs between measurements of where the inherent explanations of some validation images
+    point: the grid pointing game and, where the data have masks, energy in the mask. 0: none."""
     num_workers: int = 4
     """Processes per device that load images; the result does not depend on it."""
     seed: int = 0
@@ -192,6 +212,10 @@ class Recipe:
             _refuse("cuda_graphs", True, "it needs compile=False and accumulate_grad_batches=1")
         if self.images_on_device and (self.rand_augment is not None or self.cache_views):
             _refuse("images_on_device", True, "it needs rand_augment=None and cache_views=0")
+        if getattr(LOSSES.get(self.loss), "needs_teacher", False) and self.cache_views:
+            _refuse("cache_views", self.cache_views, "a teacher needs images; it needs 0")
+        if self.b < 1:
+            _refuse("b", self.b, "give a number >= 1")
         if self.warmup_epochs >= self.epochs:
             _refuse(
                 "warmup_epochs",
@@ -396,6 +420,29 @@ register_recipe(
     "--set precision=bf16 --set images_on_device=True --set cuda_graphs=True --out runs/imagenette",
     time="about a minute on an H200",
     result="88.9 % on Imagenette (9,469 photographs); the model that ships with this package",
+)
+register_recipe(
+    "bcosify",
+    # Rate, betas and ramp of an EfficientNet-lite2 that was distilled from itself.
+    Recipe(
+        loss="distillation",
+        epochs=30,
+        batch_size=256,
+        learning_rate=1e-3,
+        betas=(0.9, 0.99),
+        schedule="cosine",
+        warmup_epochs=0.5,
+        final_lr=1e-5,
+        fade_until=0.35,
+        ema=0.996,
+        rand_augment=None,
+        crop=(0.3, 1.0),
+        mixup=0.5,
+        localize_every=2,
+    ),
+    summary="a converted network (bcosvit bcosify) to a B-cos network, taught by the original",
+    command="bcosvit train photos/ --recipe bcosify --init converted.safetensors "
+    "--out runs/bcosified",
 )
 register_recipe(
     "quick",

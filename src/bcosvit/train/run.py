@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
-from bcosvit.data.dataset import Source, SourceError, Split
+from bcosvit.data.dataset import LabeledImages, Source, SourceError, Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
@@ -30,6 +30,7 @@ from bcosvit.train.callbacks import (
     Checkpoints,
     ContributionImages,
     History,
+    Localization,
     ProgressBar,
     Row,
     SkippedFiles,
@@ -97,7 +98,7 @@ def train(
 
     Args:
         data: A folder with one sub-folder per class, tar shards, ``hf:NAME``, ``scenes``, or an
-            opened `Source`.
+            opened `Source`; ``unlabeled:FOLDER`` where a teacher gives the labels.
         out: The folder of the run, which must be new unless ``resume`` is set.
         model: A model's name or config; by default that of ``init`` or of the recipe.
         recipe: A `Recipe`, or the name of a registered one; by default ``"quick"``.
@@ -142,7 +143,7 @@ def train(
     splits = _splits(plan, source)
     steps = -(-plan.train_images // recipe.batch_size)
     history, best = History(folder), BestModel(folder, plan)
-    callbacks = [ProgressBar(), history, best, *_callbacks(plan, folder, splits, where)]
+    callbacks = [ProgressBar(), history, best, *_callbacks(plan, folder, source, splits, where)]
     logger = TensorBoardLogger(
         folder,
         name="tensorboard",
@@ -210,7 +211,7 @@ def _samples(
 
 
 def _callbacks(
-    plan: Plan, folder: Path, splits: tuple[Split, Split], where: Devices
+    plan: Plan, folder: Path, source: Source, splits: tuple[Split, Split], where: Devices
 ) -> list[Callback]:
     recipe = plan.recipe
     callbacks: list[Callback] = [SkippedFiles(folder, *splits)]
@@ -222,6 +223,12 @@ def _callbacks(
             callbacks.append(
                 ContributionImages(images, splits[1], plan.classes, recipe.explain_every)
             )
+    if plan.model.family == "bcos" and recipe.localize_every and where.strategy != "fsdp":
+        transform = EvalTransform(plan.image_size, recipe.eval_crop)
+        # The original split: it knows masks. A label of -1 stays as it is.
+        labels = [*range(len(source.classes)), -1]
+        measured = LabeledImages([source.val], labels, transform)
+        callbacks.append(Localization(measured, recipe.localize_every))
     if recipe.ema is not None:
         # After all callbacks that use the validated weights: it restores the trained ones.
         callbacks.append(EMAWeightAveraging(decay=recipe.ema))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
 from bcosvit.models.base import Classifier
+from bcosvit.models.bcosify import Bcosified, BcosifySchedule
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn import CUDAGraphRunner
-from bcosvit.train.data import Batch
+from bcosvit.train.data import Batch, derive_seed
 from bcosvit.train.losses import LOSSES, Loss
 from bcosvit.train.recipe import Recipe
 
@@ -100,6 +102,14 @@ class Task(LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.inputs = inputs
         self.loss = loss or LOSSES.get(recipe.loss)()
+        self.loss.recipe = recipe
+        self.fading = (
+            None
+            if recipe.fade_until is None
+            else BcosifySchedule(end=recipe.fade_until, b=recipe.b)
+        )
+        self.measured: dict[str, float] = {}
+        """What validation has measured beside loss and accuracy, by columns of ``metrics.csv``."""
         self.num_classes = model.config.num_classes
         self.train_means = Means("loss", "top1")
         # With at most five classes the top five are always right.
@@ -126,10 +136,16 @@ class Task(LightningModule):
         self.loss.setup(self.model, self.device)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        step = self.trainer.global_step
-        self.loss.before_step(self.model, (step + 0.5) / self.steps_per_epoch)
+        epoch = (self.trainer.global_step + 0.5) / self.steps_per_epoch
+        if self.fading is not None:
+            self.fading.apply(self.model, epoch / self.recipe.epochs)
+        self.loss.before_step(self.model, epoch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self.recipe.mixup:
+            place = (self.trainer.current_epoch, batch_idx, self.global_rank)
+            batch = mix(batch, self.recipe.mixup, self.num_classes, (self.recipe.seed, *place))
+        batch = self.loss.prepare(batch)
         logits = self(batch.inputs)
         losses = self.loss(logits, batch)
         self._update_means("train", self.train_means, logits, losses, batch)
@@ -137,7 +153,26 @@ class Task(LightningModule):
         self.log("step/loss", loss.detach(), on_step=True, on_epoch=False)
         return loss
 
+    def on_validation_epoch_start(self) -> None:
+        self.measured.clear()
+        if self.fading is not None:
+            # Averaged weights would come with averages of λ and B.
+            self.fading.apply(self.model, self.progress)
+            assert isinstance(self.model, Bcosified)
+            self.measured |= {"fade": self.model.fade.item(), "b": self.model.b.item()}
+
+    @property
+    def progress(self) -> float:
+        """The share of the run's steps that are done."""
+        return self.trainer.global_step / (self.steps_per_epoch * self.recipe.epochs)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the model is what it is meant to become: no constant of it still fades."""
+        return self.fading is None or self.progress >= self.fading.end
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        batch = self.loss.prepare(batch)
         logits = self(batch.inputs)
         losses = self.loss(logits, batch)
         self._update_means("val", self.val_means, logits, losses, batch)
@@ -211,6 +246,31 @@ class Task(LightningModule):
             for name, (total, weight) in checkpoint[SUMS].items():
                 self.train_means[name].total.fill_(total)
                 self.train_means[name].weight.fill_(weight)
+
+
+def mix(batch: Batch, share: float, num_classes: int, seed: tuple[int, ...]) -> Batch:
+    """Mixes some images of a batch with their neighbors (mixup; Zhang et al. 2018).
+
+    Args:
+        batch: Images, or features, and labels.
+        share: How many of the images are mixed. The neighbor's part is uniform in [0, 1/2], so
+            that a label stays that of the larger part.
+        num_classes: The number of classes.
+        seed: Numbers that determine which images are mixed, and how.
+
+    Returns:
+        The batch with the shares of the classes as ``targets``.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(*seed))
+    chosen, part = torch.rand(2, len(batch.inputs), generator=generator)
+    part = torch.where(chosen < share, part / 2, 0.0).to(batch.inputs)
+    # Images without labels have the label -1, and a loss that does not look at these targets.
+    targets = F.one_hot(batch.labels.clamp_min(0), num_classes).to(batch.inputs)
+    inputs, targets = (
+        torch.lerp(x, x.roll(1, 0), part.view(-1, *[1] * (x.ndim - 1)))
+        for x in (batch.inputs, targets)
+    )
+    return batch._replace(inputs=inputs, targets=targets)
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
