@@ -1,13 +1,15 @@
 """Every post-hoc method: against slow references, batches, targets, and that nothing lingers."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from bcosvit import create_model, explain, explainers
-from bcosvit.attribution import METHODS, Attribution, explain_all
+from bcosvit.attribution import METHODS, Attribution, base, explain_all
 from bcosvit.attribution.attention import Rollout, observe
 from bcosvit.attribution.gradient import IntegratedGradients
 from bcosvit.models import DenseNetConfig
@@ -209,6 +211,59 @@ def test_intgrad_in_bounded_memory(five):
         assert len(sizes) == 1 + -(-5 * 32 // most)
 
 
+@pytest.mark.parametrize("method", ["intgrad", "occlusion"])
+def test_passes_are_as_large_as_free_memory_allows(method, five, monkeypatch):
+    model, sizes = make(), []
+    model.tokenizer.register_forward_hook(lambda module, inputs, out: sizes.append(len(out)))
+    plenty = explain(model, five, 1, method).map
+    assert max(sizes) == 32
+    monkeypatch.setattr(base, "free_memory", lambda device: 1)
+    sizes.clear()
+    torch.testing.assert_close(explain(model, five, 1, method).map, plenty, rtol=1e-12, atol=1e-14)
+    assert max(sizes[1:]) == 1
+    # What one sample stores is measured: with twice the memory twice as many fit.
+    chunks = []
+    for free in (3_000_000, 6_000_000):
+        monkeypatch.setattr(base, "free_memory", lambda device, free=free: free)
+        sizes.clear()
+        explain(model, five, 1, method)
+        chunks.append(max(sizes[2:]))
+    assert chunks[0] < chunks[1]
+
+
+def test_a_pass_takes_what_was_estimated():
+    """512 kB are stored per sample, which become 768 kB with their gradients."""
+
+    def run():
+        x = torch.ones(1, 64_000, dtype=torch.float64, requires_grad=True)
+        return x.exp().sum()
+
+    most = base.CHUNK_BYTES
+    assert base.samples_at_once(run, torch.device("cpu"), most=10**9) == most // 768_000
+
+
+@pytest.mark.parametrize("method", ["intgrad", "occlusion"])
+def test_one_photograph_takes_at_most_1500_mb(method):
+    script = f"""
+import torch, bcosvit
+from bcosvit.attribution import IntegratedGradients
+from bcosvit.attribution.sampling import Occlusion
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM"))
+torch.set_num_threads(1)
+model = bcosvit.create_model("bcos_vit_ti_38", num_classes=2, depth=2).eval()
+images = torch.rand(1, 3, 224, 224)
+model(images)
+before = peak()
+few = {{"intgrad": IntegratedGradients(steps=12), "occlusion": Occlusion(stride=1 / 3)}}["{method}"]
+bcosvit.explain(model, images, method=few)
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert 100 < int(done.stdout) < 1500
+
+
 def test_input_gradient_is_not_the_inherent_explanation(five):
     model = make()
     inherent, ixg = (explain(model, five, 1, method).map for method in ("inherent", "ixg"))
@@ -247,7 +302,7 @@ def test_several_methods_share_one_forward_pass(five):
 
 
 def test_reprs_are_configurations():
-    assert repr(METHODS.get("intgrad")) == "IntegratedGradients(steps=32, at_once=32)"
+    assert repr(METHODS.get("intgrad")) == "IntegratedGradients(steps=32, at_once=None)"
     assert repr(Rollout(start=1)) == "Rollout(start=1)"
 
 

@@ -9,6 +9,7 @@ register theirs on import, or by an entry point of the group ``bcosvit.explainer
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -320,6 +321,52 @@ def _explain(
         target=classes,
         logits=each[0].logits,
     )
+
+
+CHUNK_BYTES = 1_000_000_000
+"""What one pass over several variants of an image may take on a CPU by default."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the bytes that are free on a device, for other programs to have as well."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        # What the system would give back from its caches counts, unlike in sysconf's answer.
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):
+        return 2 * CHUNK_BYTES
+
+
+def samples_at_once(run: Callable[[], Tensor], device: torch.device, most: int = 32) -> int:
+    """Chooses how many samples a method computes in one pass.
+
+    Args:
+        run: Predicts one sample; what this pass stores for its gradient is measured.
+        device: Where it is computed.
+        most: The choice where memory does not matter; more would gain nothing.
+
+    Returns:
+        The number of samples whose passes take half of the memory that is free, and no more than
+        `CHUNK_BYTES` on a CPU; 1 at least.
+    """
+    stored: dict[int, int] = {}
+
+    def store(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        stored[storage.data_ptr()] = storage.nbytes()
+        # Keeps the storage, so that no address comes twice, without a cycle through the graph.
+        return tensor.detach()
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(store, lambda x: x):
+        run()
+    # The gradients of a few tensors come on top.
+    each = max(1, 3 * sum(stored.values()) // 2)
+    budget = free_memory(device) // 2
+    if device.type == "cpu":
+        budget = min(budget, CHUNK_BYTES)
+    return max(1, min(most, budget // each))
 
 
 def resolve_target(target: Target, logits: Tensor) -> Tensor:

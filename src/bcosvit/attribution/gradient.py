@@ -17,6 +17,7 @@ from bcosvit.attribution.base import (
     Target,
     register_explainer,
     resolve_target,
+    samples_at_once,
 )
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import view
@@ -43,6 +44,14 @@ class EncodedExplainer(Explainer):
     @abstractmethod
     def scores(self, encoded: Tensor, logit: "Logit") -> Tensor:
         """Returns maps [B, H, W]; ``logit(x, samples)`` predicts variants x of these samples."""
+
+    def chunk(self, at_once: int | None, encoded: Tensor, logit: "Logit") -> int:
+        """Returns how many variants one pass takes: as asked for, else as memory allows."""
+        if at_once is not None:
+            return max(1, at_once)
+        first = torch.zeros(1, dtype=torch.long, device=encoded.device)
+        one = encoded[:1].detach().requires_grad_()
+        return samples_at_once(lambda: logit(one, first), encoded.device)
 
 
 Logit = Callable[[Tensor, Tensor], Tensor]
@@ -78,14 +87,17 @@ class IntegratedGradients(EncodedExplainer):
     cost = "many"
 
     steps: int = 32
-    at_once: int = 32
-    """Images in one pass, if the batch has no more: memory does not grow with the steps."""
+    at_once: int | None = None
+    """Images in one pass, if the batch has no more: memory does not grow with the steps. None
+    stands for as many as half of the free memory allows, within 1 GB on a CPU and 32 images."""
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         nodes, weights = np.polynomial.legendre.leggauss(self.steps)
         pairs = [(i, step) for i in range(len(encoded)) for step in range(self.steps)]
         total = torch.zeros_like(encoded)
-        at_once = max(self.at_once, len(encoded))
+        at_once = self.chunk(self.at_once, encoded, logit)
+        if self.at_once is not None:
+            at_once = max(at_once, len(encoded))
         for chunk in (pairs[i : i + at_once] for i in range(0, len(pairs), at_once)):
             samples = torch.tensor([i for i, _ in chunk], device=encoded.device)
             position = encoded.new_tensor([(nodes[step] + 1) / 2 for _, step in chunk])

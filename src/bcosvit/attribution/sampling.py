@@ -48,7 +48,8 @@ class Occlusion(EncodedExplainer):
     window: float = 1 / 7
     """The window's side, as a share of the image's."""
     stride: float = 1 / 14
-    at_once: int = 32
+    at_once: int | None = None
+    """Windows in one pass; None stands for as many as memory allows, as in `intgrad`."""
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         height, width = encoded.shape[-2:]
@@ -58,11 +59,12 @@ class Occlusion(EncodedExplainer):
         count = encoded.new_zeros(height, width)
         for y, x in corners:
             count[y : y + h, x : x + w] += 1
+        at_once = self.chunk(self.at_once, encoded, logit)
         with torch.no_grad():
             for i in range(len(encoded)):
                 whole = logit(encoded[i : i + 1], torch.tensor([i], device=encoded.device))
-                for first in range(0, len(corners), self.at_once):
-                    chunk = corners[first : first + self.at_once]
+                for first in range(0, len(corners), at_once):
+                    chunk = corners[first : first + at_once]
                     holes = encoded[i].repeat(len(chunk), 1, 1, 1)
                     for hole, (y, x) in zip(holes, chunk, strict=True):
                         hole[:, y : y + h, x : x + w] = 0
