@@ -13,6 +13,7 @@ import torch
 
 from bcosvit import create_model, explain, list_models
 from bcosvit.models import VisionTransformer
+from bcosvit.models.registry import needs_backbone
 from tests.conftest import randomize, tiny_config
 from tests.reference import dynamic
 
@@ -104,7 +105,10 @@ def test_unfrozen_gradient_is_not_w(model, images):
     assert (unfrozen - result.weights).abs().max() > 0.1 * result.weights.abs().max()
 
 
-@pytest.mark.parametrize("name", [name for name in list_models() if name.startswith("bcos_vit")])
+PAPER_MODELS = [n for n in list_models() if n.startswith("bcos_vit") and not needs_backbone(n)]
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
 def test_real_models_are_complete_in_float32(name):
     # Without the logit bias: at random weights its digits would swallow the evidence's.
     model = create_model(name, num_classes=4, logit_bias=0.0).eval()

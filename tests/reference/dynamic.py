@@ -156,16 +156,17 @@ def block_diagonal(blocks) -> np.ndarray:
 
 def attention_block(state, n, d, weights: State, name: str, options) -> Affine:
     """Shifted or standard attention with its skip connection (the paper's Eq. 14)."""
-    heads, per = options["num_heads"], d // options["num_heads"]
     tokens = state.value.reshape(n, d)
     w = {key.removeprefix(name): v for key, v in weights.items() if key.startswith(name)}
+    inner = len(w["query.weight"])
+    heads, per = options["num_heads"], inner // options["num_heads"]
     norms = layer_norm_parts(tokens, w["norm.weight"])
     normed = np.stack([part @ token for part, token in zip(norms, tokens, strict=True)])
     normed = normed + w["norm.bias"]
     query = normed @ w["query.weight"].T + w["query.bias"]
     key = normed @ w["key.weight"].T + w["key.bias"]
 
-    mix = np.zeros((n * d, n * d))
+    mix = np.zeros((n * inner, n * inner))
     for h in range(heads):
         part = slice(h * per, (h + 1) * per)
         scores = query[:, part] @ key[:, part].T / np.sqrt(per)
@@ -178,26 +179,32 @@ def attention_block(state, n, d, weights: State, name: str, options) -> Affine:
         for i in range(n):
             for j in range(n):
                 for c in range(h * per, (h + 1) * per):
-                    mix[i * d + c, j * d + c] = a[i, j]
+                    mix[i * inner + c, j * inner + c] = a[i, j]
 
     if options["attention"] == "shifted":
-        gamma, m, b = options["f"] / np.sqrt(d), options["maxout"], options["attention_b"]
+        f, m, b = options["f"], options["maxout"], options["attention_b"]
         value = block_diagonal(
-            [bcos_rows(token, w["value.weight"], b, m, gamma, 1e-6) for token in tokens]
+            [bcos_rows(token, w["value.weight"], b, m, f / np.sqrt(d), 1e-6) for token in tokens]
         )
         branch = state.then(value).then(mix)
         project = block_diagonal(
             [
-                bcos_rows(token, w["project.weight"], b, m, gamma, 1e-6)
-                for token in branch.value.reshape(n, d)
+                bcos_rows(token, w["project.weight"], b, m, f / np.sqrt(inner), 1e-6)
+                for token in branch.value.reshape(n, inner)
             ]
         )
-        return state.plus(branch.then(project))
+        return state.plus(scaled(branch.then(project), n, weights, name))
     branch = state.then(block_diagonal(norms), np.tile(w["norm.bias"], n))
     branch = branch.then(block_diagonal([w["value.weight"]] * n), np.tile(w["value.bias"], n))
     branch = branch.then(mix)
     branch = branch.then(block_diagonal([w["project.weight"]] * n), np.tile(w["project.bias"], n))
-    return state.plus(branch)
+    return state.plus(scaled(branch, n, weights, name))
+
+
+def scaled(branch: Affine, n: int, weights: State, name: str) -> Affine:
+    """What a block adds to its tokens, times the learned factors where there are any."""
+    factors = weights.get(name.removesuffix(".") + "_scale.weight")
+    return branch if factors is None else branch.then(np.diag(np.tile(factors, n)))
 
 
 def mlp_block(state, n, d, weights: State, name: str, options) -> Affine:
@@ -210,7 +217,7 @@ def mlp_block(state, n, d, weights: State, name: str, options) -> Affine:
             for token in branch.value.reshape(n, width)
         ]
         branch, width = branch.then(block_diagonal(rows)), rows[0].shape[0]
-    return state.plus(branch)
+    return state.plus(scaled(branch, n, weights, name))
 
 
 def transformer(state, shape, weights: State, options) -> Affine:

@@ -74,8 +74,8 @@ def observe(model: AnyModel, images: Tensor, method: str = "This method") -> Obs
     with torch.inference_mode(False), torch.enable_grad():
         with torch.no_grad():
             tokens = watched.tokens(images)
-        logits = watched.from_tokens(tokens.requires_grad_())
-    size = (images.shape[-2], images.shape[-1])
+        size = (images.shape[-2], images.shape[-1])
+        logits = watched.from_tokens(tokens.requires_grad_(), watched.config.grid_of(*size))
     return Observation(model=transformer, size=size, logits=logits, attentions=tape)
 
 

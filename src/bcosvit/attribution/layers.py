@@ -35,13 +35,13 @@ def token_contributions(
         pooled = tokens.requires_grad_()
         for layer in list(view.blocks)[block:]:
             pooled = layer(pooled)
-        logits = view.logit(view.head(pooled.mean(1)))
+        grid = view.config.grid_of(images.shape[-2], images.shape[-1])
+        logits = view.classify(pooled, grid)
         classes = resolve_target(target, logits.detach())
         if classes.ndim != 1:
             raise ValueError("token_contributions explains one class a sample; target is 'all'.")
         logit = logits.gather(1, classes[:, None])[:, 0]
         weights, residual = _gradients(logit, tokens, probe)
-    grid = view.config.grid_of(images.shape[-2], images.shape[-1])
     return Attribution(
         map=(weights * tokens.detach()).sum(-1).unflatten(1, grid),
         target=classes,

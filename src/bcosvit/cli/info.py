@@ -33,13 +33,14 @@ def info(
     """
     from bcosvit.models import model_config
     from bcosvit.models.summary import summarize
+    from bcosvit.models.weights import with_backbone
     from bcosvit.report.tables import summary_table
     from bcosvit.settings import parse_settings
 
     if name == "all":
         _print_lists()
         return
-    config = model_config(name, **parse_settings(settings or []))
+    config = model_config(name, **with_backbone(parse_settings(settings or [])))
     Console().print(summary_table(name, summarize(config, batch=batch_size)))
 
 

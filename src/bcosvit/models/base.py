@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bcosvit.files import atomic
 from bcosvit.models.card import model_card
 from bcosvit.models.config import Config
-from bcosvit.models.hub import HUB_FILE, hub_file, locate, upload_folder
+from bcosvit.models.hub import HUB_FILE, hub_file, is_file, locate, upload_folder
 from bcosvit.models.registry import KINDS, kind_of, model_config, to_dict
 from bcosvit.models.weights import current_key, load_state, read_weights, save_state
 from bcosvit.nn.encoding import Encoding
@@ -83,6 +83,10 @@ class Classifier(nn.Module, Generic[C]):
         head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
         setattr(self, self.head_name, head)
         self.logit, self.config = fresh.logit, fresh.config
+
+    def start_from(self, trunk: "AnyModel") -> None:
+        """Takes over the weights of the model that was given as ``backbone``."""
+        raise ValueError(f"A {self.config.noun} has no backbone; leave it out.")
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """As in PyTorch; keys of version 0.1 and of published checkpoints are accepted too."""
@@ -200,10 +204,12 @@ def create_model(model: str | Config, **options: Any) -> AnyModel:
     Args:
         model: A name of :func:`~bcosvit.list_models`, or a config.
         options: Fields of the config that are to have other values. A logit bias that follows from
-            the number of classes follows a new number.
+            the number of classes follows a new number. The ``backbone`` of a vision transformer may
+            also be a model, or anything that :func:`load` takes: then its weights are taken over,
+            and ``bcos_vit_ti``, ``bcos_vit_s`` and ``bcos_vit_b`` start as what it computes.
 
     Returns:
-        The model, in training mode.
+        The model, in training mode, with the dtype and the device of a backbone that is a model.
 
     Raises:
         ValueError: There is no such name or option, or a value is not allowed.
@@ -214,9 +220,22 @@ def create_model(model: str | Config, **options: Any) -> AnyModel:
         torch.Size([1, 10])
     """
     make = partial(model_config, model) if isinstance(model, str) else model.replace
+    trunk: Any = options.get("backbone")
+    if is_file(trunk):
+        trunk = load(trunk)
+    if isinstance(trunk, nn.Module):
+        trunk = unwrapped(trunk)
+        if not isinstance(trunk, Classifier):
+            raise ValueError(
+                f"backbone = {type(trunk).__name__} is no model of bcosvit; convert it with "
+                f"bcosvit.bcosify, and give the result."
+            )
+        options["backbone"] = trunk.config
     config = make(**options)
     made = KINDS.get(kind_of(config)).model(config)
     assert isinstance(made, Classifier)
+    if isinstance(trunk, Classifier):
+        made.to(next(trunk.parameters())).start_from(trunk)
     return made
 
 

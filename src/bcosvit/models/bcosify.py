@@ -10,18 +10,16 @@ B-cosification (Arya et al., NeurIPS 2024) then turns the copy into a B-cos netw
 `BcosifySchedule` lets the constants fade and raises B.
 """
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bcosvit.models.base import Classifier, LogitLayer
-from bcosvit.models.config import Activation, Config, Family
+from bcosvit.models.config import BcosifiedConfig
 from bcosvit.models.network import Network, Program
 from bcosvit.models.registry import register_model
 from bcosvit.models.rewriting import Writer, WriterOptions, recordings
@@ -32,41 +30,6 @@ from bcosvit.nn.views import frozen_view, unwrapped, view
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BcosifiedConfig(Config):
-    """A converted model: its network as data, which is all that is needed to build it again."""
-
-    noun: ClassVar[str] = "converted network"
-
-    source: str
-    """The class of the original."""
-    program: dict[str, Any]
-    """The network's layers and instructions."""
-    image_size: tuple[int, int] = (224, 224)
-    """Height and width that it was converted with."""
-    any_size: bool = True
-    """Whether it takes images of other sizes, too."""
-    bcos: bool = False
-    """Whether its layers are B-cos transforms."""
-    head: str = ""
-    """The path of the last layer with weights."""
-    activation: Activation = "softmax"
-    """What makes probabilities of logits: that of the original, or that of training since."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", tuple(self.image_size))
-        object.__setattr__(self, "logit_scale", self.logit_scale or 1.0)
-        object.__setattr__(self, "logit_bias", self.logit_bias or 0.0)
-
-    @property
-    def family(self) -> Family:
-        return "bcos"
-
-    @property
-    def title(self) -> str:
-        return f"{self.source.rsplit('.', 1)[-1]}, converted to explain itself"
 
 
 @register_model("bcosified", BcosifiedConfig)
@@ -113,18 +76,9 @@ class Bcosified(Classifier[BcosifiedConfig]):
 
     def reset_classifier(self, num_classes: int) -> None:
         head = self.get_classifier()
-        if getattr(head, "weight", torch.empty(0)).shape[:1] != (self.config.num_classes,):
-            raise ValueError(
-                f"The last layer of this {self.config.source} has not one output per class, so it "
-                f"cannot be replaced; replace it in the original, and convert that."
-            )
-        program = copy.deepcopy(self.config.program)
-        options = program["layers"][self.config.head][1]
-        for name in ("weight", "bias"):
-            if options[name] is not None:
-                options[name][0] = num_classes
-        self.config = dataclasses.replace(self.config, num_classes=num_classes, program=program)
-        self.network.program = Program(**program)
+        self.config = self.config.with_classes(num_classes)
+        self.network.program = Program(**self.config.program)
+        options = self.network.program.layers[self.config.head][1]
         assert isinstance(head, ConvertedLinear | ConvertedConv)
         fresh = type(head)(**options).to(next(head.parameters())).train(self.training)
         assert fresh.weight is not None

@@ -4,6 +4,7 @@ Fields that are not given take the default of their family or flavor when the co
 that a stored config says everything.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
+from bcosvit.models import taps
+from bcosvit.models.network import Program
 from bcosvit.nn.attention import AttentionKind
 from bcosvit.nn.linear import check_bcos
 
@@ -150,6 +153,11 @@ class Config:
             if value not in allowed:
                 raise ValueError(f"{name} has no option {value!r}; it has {', '.join(allowed)}.")
 
+    @classmethod
+    def of(cls: type[C], **options: Any) -> C:
+        """The config with these options, where some may stand for several fields."""
+        return cls(**options)
+
     def values(self) -> dict[str, Any]:
         """All fields as plain values for JSON or YAML."""
         return dataclasses.asdict(self)
@@ -216,6 +224,24 @@ class DenseNetConfig(Config):
             reductions=tuple(2 ** (1 + block) for block in blocks),
         )
 
+    def block_at(self, tap: int | str) -> int:
+        """The dense block that a tap stands for: its number, its module's name, or its stride.
+
+        A number up to that of the blocks is a block; larger ones are strides: 8, 16, 32.
+        """
+        info = self.feature_info
+        for block, stride in enumerate(info.reductions, start=1):
+            if tap in (f"denseblock{block}", f"features.denseblock{block}"):
+                return block
+            if tap == stride and stride > len(self.blocks):
+                return block
+        if isinstance(tap, str):
+            raise ValueError(
+                f"tap = {tap!r} does not exist in the backbone; give one of "
+                f"{', '.join(info.modules)}, or the number of a block."
+            )
+        return tap
+
     def width_at(self, tap: int) -> int:
         """Channels of dense block ``tap``'s output (counted from 1), before the transition."""
         width = self.stem_width
@@ -228,6 +254,113 @@ class DenseNetConfig(Config):
     def convolutions_at(self, tap: int) -> int:
         """How many convolutions lead to that output: 13, 38, 87 in a DenseNet-121."""
         return 1 + 2 * sum(self.blocks[:tap]) + tap - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BcosifiedConfig(Config):
+    """A converted model: its network as data, which is all that is needed to build it again."""
+
+    noun: ClassVar[str] = "converted network"
+
+    source: str
+    """The class of the original."""
+    program: dict[str, Any]
+    """The network's layers and instructions."""
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width that it was converted with."""
+    any_size: bool = True
+    """Whether it takes images of other sizes, too."""
+    bcos: bool = False
+    """Whether its layers are B-cos transforms."""
+    head: str = ""
+    """The path of the last layer with weights."""
+    activation: Activation = "softmax"
+    """What makes probabilities of logits: that of the original, or that of training since."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", tuple(self.image_size))
+        object.__setattr__(self, "logit_scale", self.logit_scale or 1.0)
+        object.__setattr__(self, "logit_bias", self.logit_bias or 0.0)
+        object.__setattr__(self, "_shapes", {})
+
+    @property
+    def family(self) -> Family:
+        return "bcos"
+
+    @property
+    def title(self) -> str:
+        return f"{self.source.rsplit('.', 1)[-1]}, converted to explain itself"
+
+    def with_classes(self, num_classes: int) -> "BcosifiedConfig":
+        """The config with another number of classes, and a last layer that fits.
+
+        Raises:
+            ValueError: The last layer has not one output per class.
+        """
+        if num_classes == self.num_classes:
+            return self
+        program = copy.deepcopy(self.program)
+        options = program["layers"].get(self.head, (None, {}))[1]
+        if (options.get("weight") or [0])[0] != self.num_classes:
+            raise ValueError(
+                f"The last layer of this {self.source} has not one output per class, so it "
+                f"cannot be replaced; replace it in the original, and convert that."
+            )
+        for name in ("weight", "bias"):
+            if options[name] is not None:
+                options[name][0] = num_classes
+        return dataclasses.replace(self, num_classes=num_classes, program=program)
+
+    def tap_at(self, tap: int | str | None, *, whole: bool) -> str:
+        """The name of the map that tokens are made of.
+
+        Args:
+            tap: A module's name, a stride, or None for the last map.
+            whole: Whether what comes behind the map is needed as well.
+
+        Raises:
+            ValueError: There is no such map, or the network cannot be cut there.
+        """
+        program = Program(**self.program)
+        if isinstance(tap, str):
+            number = taps.named(program, tap)
+        else:
+            size = (taps.LARGE, taps.LARGE) if self.any_size else self.image_size
+            try:
+                found = self.shapes(*size)
+            except ValueError:
+                size = self.image_size
+                found = self.shapes(*size)
+            number = taps.at_stride(program, tap, found, size)
+        shape = self.shapes(*self.image_size).get(number)
+        if not taps.is_map(shape) or number not in taps.path(program):
+            raise ValueError(
+                f"tap = {tap!r} is not allowed: its result is no map [n, c, h, w] that the image "
+                f"becomes (its shape is {list(shape or ())}); name another module, or a stride."
+            )
+        if whole and taps.halves(program, number) is None:
+            raise ValueError(
+                f"tap = {tap!r} is not allowed: layers behind it also use what was computed before "
+                f"it; name a module at the end of a stage, give a stride, or set keep_head=False."
+            )
+        return taps.name_of(program, number)
+
+    def map_at(self, tap: str, height: int, width: int) -> tuple[int, int, int]:
+        """Channels, rows and columns of the map at a tap; no rows where an image does not fit."""
+        number = taps.named(Program(**self.program), tap)
+        try:
+            # A size that is being traced is fixed by this.
+            _, channels, rows, columns = self.shapes(int(height), int(width))[number]
+        except ValueError:
+            return (0, 0, 0)
+        return channels, rows, columns
+
+    def shapes(self, height: int, width: int) -> taps.Shapes:
+        """The shapes of all tensors in the network, for images of this size."""
+        known: dict[tuple[int, int], taps.Shapes] = getattr(self, "_shapes")  # noqa: B009
+        if (height, width) not in known:
+            known[height, width] = taps.shapes(Program(**self.program), height, width)
+        return known[height, width]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +404,19 @@ class ModelConfig(Config):
     b: float = 2.0
     attention_b: float = 2.0
     """B in the value and output projections of ``shifted`` attention."""
-    backbone: DenseNetConfig | StemConfig = FROM_FAMILY
+    backbone: DenseNetConfig | StemConfig | BcosifiedConfig = FROM_FAMILY
     """Default: DenseNet-121 of flavor ``v1`` (B-cos) or ``conventional``; a flavor's name means
     DenseNet-121 of that flavor."""
-    tap: int = 3
-    """Tokens come from this dense block's output: 1, 2, 3 = 13, 38, 87 convolutions."""
+    tap: int | str = FROM_FAMILY
+    """Tokens come from this dense block's output: 1, 2, 3 = 13, 38, 87 convolutions; default 3. In
+    a converted network: from a module's output, by name, or from the last map of a stride; default:
+    the last map."""
+    keep_head: bool = False
+    """Whether the backbone's layers behind the tap, its head included, follow the blocks. Tokens
+    are then the features at the tap, as wide as these, and ``width`` is that of attention alone."""
+    layer_scale: float | None = None
+    """The start of learned factors, one per channel, on what attention and MLP add to the tokens;
+    at 0 a block starts as the identity. None: there are no factors, as in the paper."""
     patch: int = FROM_FAMILY
     """Kernel and stride of the tokens' convolution; default 4, 2, 1 for taps 1, 2, 3."""
     train_backbone: bool = FROM_FAMILY
@@ -297,26 +438,54 @@ class ModelConfig(Config):
         size = self.image_size
         pair = tuple(size) if isinstance(size, list | tuple) else (size, size)
         object.__setattr__(self, "image_size", pair)
-        for name in ("width", "tap"):
-            _check_positive(name, getattr(self, name))
-        backbone = self.backbone or ("v1" if bcos else "conventional")
-        if isinstance(backbone, str):
-            backbone = DenseNetConfig(flavor=backbone)  # type: ignore[arg-type]
-            object.__setattr__(self, "backbone", backbone)
+        _check_positive("width", self.width)
+        self._resolve_backbone()
+        backbone = self.backbone
         dense = isinstance(backbone, DenseNetConfig)
+        stem = isinstance(backbone, StemConfig)
         _resolve(
             self,
             position="mul" if bcos else "emb",
             attention="shifted" if bcos else "standard",
             maxout=2 if bcos else 1,
-            patch={1: 4, 2: 2}.get(self.tap, 1) if dense else 1,
-            train_backbone=not dense,
+            patch={1: 4, 2: 2}.get(self.block, 1) if dense and not self.keep_head else 1,
+            train_backbone=stem,
             gain=max(5.0, 15 + 5 * math.log2(self.width / 192)),
-            feature_scale=1e3 if bcos and dense else 1.0,
+            feature_scale=1e3 if bcos and dense and not self.keep_head else 1.0,
             logit_scale=1e-3 if bcos else 1.0,
             logit_bias=LOGIT_BIAS if bcos else 0.0,
         )
         self._check()
+
+    def _resolve_backbone(self) -> None:
+        """Makes a config of a flavor and a name of the tap, and takes over the head's settings."""
+        given: Any = self.backbone
+        if self.keep_head and (given is None or isinstance(given, StemConfig)):
+            raise ValueError(
+                "keep_head = True needs a backbone with a head: give backbone=, a converted model, "
+                "a DenseNet, or the weights file or config of one."
+            )
+        backbone = given or ("v1" if self.family == "bcos" else "conventional")
+        if isinstance(backbone, str):
+            backbone = DenseNetConfig(flavor=backbone)  # type: ignore[arg-type]
+        tap: int | str | None = self.tap
+        if isinstance(backbone, BcosifiedConfig):
+            if self.keep_head:
+                backbone = backbone.with_classes(self.num_classes)
+            tap = backbone.tap_at(tap, whole=self.keep_head)
+        elif isinstance(backbone, DenseNetConfig):
+            if self.keep_head:
+                backbone = backbone.replace(num_classes=self.num_classes)
+            last = len(backbone.blocks) if self.keep_head else 3
+            tap = backbone.block_at(last if tap is None else tap)
+            _check_positive("tap", tap)
+        else:
+            tap = 3 if tap is None else tap
+            _check_positive("tap", tap)
+        if self.keep_head:
+            _resolve(self, logit_scale=backbone.logit_scale, logit_bias=backbone.logit_bias)
+        object.__setattr__(self, "tap", tap)
+        object.__setattr__(self, "backbone", backbone)
 
     def _check(self) -> None:
         _check_choice("position", self.position, get_args(Position))
@@ -349,7 +518,7 @@ class ModelConfig(Config):
                         f"no B-cos layers; leave it at {allowed!r} or use family='bcos'."
                     )
         if isinstance(self.backbone, DenseNetConfig):
-            if not 1 <= self.tap <= len(self.backbone.blocks):
+            if not 1 <= self.block <= len(self.backbone.blocks):
                 raise ValueError(
                     f"tap = {self.tap} is not allowed: the backbone has dense blocks 1 to "
                     f"{len(self.backbone.blocks)}."
@@ -359,6 +528,24 @@ class ModelConfig(Config):
                     f"backbone flavor {self.backbone.flavor!r} does not fit the {self.family} "
                     f"family; use {'v1 or v2' if self.family == 'bcos' else 'conventional'}."
                 )
+        if isinstance(self.backbone, BcosifiedConfig):
+            if self.family != "bcos":
+                raise ValueError(
+                    "A converted network explains itself, so it is no backbone of the conventional "
+                    "family; use family='bcos'."
+                )
+            if not self.backbone.any_size and self.image_size != self.backbone.image_size:
+                raise ValueError(
+                    f"image_size = {self.image_size} is not allowed: the backbone was converted "
+                    f"for {self.backbone.image_size} and takes no other size; convert it again."
+                )
+        if self.keep_head and (self.family != "bcos" or self.patch != 1):
+            raise ValueError(
+                f"keep_head = True is not allowed with family = {self.family!r} and patch = "
+                f"{self.patch}: give a B-cos backbone, and leave patch out."
+            )
+        if self.layer_scale is not None:
+            _check_number("layer_scale", self.layer_scale)
         if min(self.grid) < 1:
             raise ValueError(
                 f"image_size = {self.image_size} is too small: no token is left of it; "
@@ -372,51 +559,116 @@ class ModelConfig(Config):
 
     @property
     def title(self) -> str:
-        backbone = "a convolutional stem" if isinstance(self.backbone, StemConfig) else "a DenseNet"
+        backbone = "a DenseNet"
+        if isinstance(self.backbone, StemConfig):
+            backbone = "a convolutional stem"
+        elif isinstance(self.backbone, BcosifiedConfig):
+            backbone = f"a converted {self.backbone.source.rsplit('.', 1)[-1]}"
         return f"{self._family_name} ViT, {self.width} wide, {self.depth} blocks, on {backbone}"
 
     @property
     def feature_info(self) -> FeatureInfo:
-        stem = self.backbone
-        halvings = len(stem.widths) if isinstance(stem, StemConfig) else 1 + self.tap
         return FeatureInfo(
             modules=tuple(f"blocks.{block}" for block in range(self.depth)),
-            widths=(self.width,) * self.depth,
-            reductions=(2**halvings * self.patch,) * self.depth,
+            widths=(self.token_width,) * self.depth,
+            reductions=(self._reduction * self.patch,) * self.depth,
         )
+
+    @property
+    def _reduction(self) -> int:
+        """How many pixels one position of the backbone's map covers along a side."""
+        if isinstance(self.backbone, StemConfig):
+            return int(2 ** len(self.backbone.widths))
+        if isinstance(self.backbone, DenseNetConfig):
+            return int(2 ** (1 + self.block))
+        return round(self.image_size[0] / self.grid[0] / self.patch)
+
+    @property
+    def activation(self) -> Activation:
+        if self.keep_head:
+            assert isinstance(self.backbone, DenseNetConfig | BcosifiedConfig)
+            return self.backbone.activation
+        return super().activation
+
+    @property
+    def block(self) -> int:
+        """The dense block at whose end a DenseNet is tapped."""
+        assert isinstance(self.tap, int)
+        return self.tap
+
+    @property
+    def feature_width(self) -> int:
+        """Channels of the backbone's map."""
+        if isinstance(self.backbone, StemConfig):
+            return self.backbone.widths[-1]
+        if isinstance(self.backbone, DenseNetConfig):
+            return self.backbone.width_at(self.block)
+        return self.backbone.map_at(str(self.tap), *self.image_size)[0]
+
+    @property
+    def token_width(self) -> int:
+        """Width of the tokens between the blocks."""
+        return self.feature_width if self.keep_head else self.width
+
+    @classmethod
+    def of(cls, **options: Any) -> "ModelConfig":
+        """As the constructor, but the backbone of a kept head sets ``num_classes`` by default, and
+        a converted one sets ``image_size``."""
+        backbone = options.get("backbone")
+        if isinstance(backbone, BcosifiedConfig):
+            options.setdefault("image_size", backbone.image_size)
+        if isinstance(backbone, Config) and options.get("keep_head"):
+            options.setdefault("num_classes", backbone.num_classes)
+        return cls(**options)
 
     def values(self) -> dict[str, Any]:
         values = super().values()
-        values["backbone"]["kind"] = "stem" if isinstance(self.backbone, StemConfig) else "densenet"
+        kind = next(kind for kind, made in BACKBONES.items() if isinstance(self.backbone, made))
+        values["backbone"]["kind"] = kind
         return values
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ModelConfig":
         backbone = _renamed(values["backbone"])
-        kind = {"stem": StemConfig, "densenet": DenseNetConfig}[backbone.pop("kind")]
+        kind = BACKBONES[backbone.pop("kind")]
         return cls(**{**_renamed(values), "backbone": kind(**backbone)})
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens that an image of this size is cut into."""
+        if isinstance(self.backbone, BcosifiedConfig):
+            _, rows, columns = self.backbone.map_at(str(self.tap), height, width)
+            return rows // self.patch, columns // self.patch
         return self._tokens_along(height), self._tokens_along(width)
 
     def _tokens_along(self, pixels: int) -> int:
+        if isinstance(self.backbone, BcosifiedConfig):
+            return min(self.grid_of(pixels, pixels))
         halvings = len(self.backbone.widths) if isinstance(self.backbone, StemConfig) else 2
         for _ in range(halvings):
             pixels = (pixels + 1) // 2
         if isinstance(self.backbone, DenseNetConfig):
-            pixels //= 2 ** (self.tap - 1)
+            pixels //= 2 ** (self.block - 1)
         return pixels // self.patch
 
     @property
     def min_size(self) -> int:
         """The fewest pixels a side that still make a token."""
+        if isinstance(self.backbone, BcosifiedConfig) and not self.backbone.any_size:
+            return self.image_size[0]
         return next(pixels for pixels in itertools.count(1) if self._tokens_along(pixels))
 
     @property
     def layer_gain(self) -> float:
         """f of the transformer's layers, the prior's factor included."""
         return self.gain * (self.prior_gain if self.position == "mul" else 1.0)
+
+
+BACKBONES: dict[str, type[Any]] = {
+    "stem": StemConfig,
+    "densenet": DenseNetConfig,
+    "bcosified": BcosifiedConfig,
+}
+"""Kinds of backbones, as weights files name them."""
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:

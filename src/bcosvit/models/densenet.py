@@ -105,6 +105,28 @@ def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequent
     return nn.Sequential(parts)
 
 
+class DenseHead(nn.Module):
+    """What a B-cos DenseNet computes behind a dense block, from its map [n, c, h, w] to [n, k].
+
+    Args:
+        config: The DenseNet.
+        tap: The number of the block.
+    """
+
+    def __init__(self, config: DenseNetConfig, tap: int) -> None:
+        super().__init__()
+        front = {name for name, _ in dense_features(config, tap).named_children()}
+        parts = dense_features(config).named_children()
+        self.features = nn.Sequential(
+            OrderedDict((name, part) for name, part in parts if name not in front)
+        )
+        self.classifier = _conv(config.width_at(len(config.blocks)), config.num_classes, 1, config)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(features)).mean((2, 3))
+        return logits
+
+
 @register_model("densenet", DenseNetConfig, variants=VARIANTS)
 class DenseNet(Classifier[DenseNetConfig]):
     """A DenseNet with its classifier, which is what tokenizers are pretrained as.

@@ -37,6 +37,13 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
 
 
+def is_file(where: object) -> bool:
+    """Whether this names a weights file, shipped or elsewhere, by what it looks like."""
+    if isinstance(where, str):
+        return where in shipped() or bool({*"./"} & {*where})
+    return isinstance(where, Path)
+
+
 def locate(where: str | Path) -> Path:
     """Finds the local file that ``where`` means, and downloads it if need be.
 

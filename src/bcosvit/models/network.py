@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.models.tracing import COMPARISONS, OPERATORS, torch_functions
-from bcosvit.nn.bcosified import LAYERS, Container
+from bcosvit.nn.bcosified import LAYERS, Container, ConvertedStem, Normalize
 from bcosvit.nn.views import DynamicModule
 
 
@@ -39,6 +39,8 @@ class Program:
     """[result, what, target, arguments, keyword arguments]; the last result is returned."""
     features: int = 0
     """The result that the head averages or picks from."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Path of a module of the original -> what it returned."""
 
 
 class Network(DynamicModule):
@@ -67,6 +69,22 @@ class Network(DynamicModule):
 
     def forward(self, encoded: Tensor) -> Tensor:
         return self._run(self, encoded)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Random weights, for a network that is not filled with those of its original."""
+        for module in self.modules():
+            for name, tensor in module.named_parameters(recurse=False):
+                if name == "weight" and tensor.ndim > 1:
+                    nn.init.kaiming_normal_(tensor)
+                elif name in ("weight", "bias"):
+                    nn.init.constant_(tensor, float(name == "weight"))
+                else:
+                    nn.init.trunc_normal_(tensor, std=0.02)
+            for name, buffer in module.named_buffers(recurse=False):
+                # Statistics and λ have their start already.
+                if isinstance(module, ConvertedStem | Normalize | Container):
+                    buffer.fill_(name == "std")
 
     def features(self, encoded: Tensor) -> Tensor:
         """What the head averages or picks from: maps [n, c, h, w] or tokens [n, t, d]."""
@@ -133,12 +151,13 @@ def _source(value: Any) -> str:
     return {"device": "self.fade.device", "ellipsis": "..."}[kind]
 
 
-def _variables(value: Any) -> set[int]:
+def variables_in(value: Any) -> set[int]:
+    """The results that an encoded argument refers to."""
     if isinstance(value, list):
-        return set().union(*map(_variables, value)) if value else set()
+        return set().union(*map(variables_in, value)) if value else set()
     if isinstance(value, dict):
         ((kind, content),) = value.items()
-        return {content} if kind == "variable" else _variables(content)
+        return {content} if kind == "variable" else variables_in(content)
     return set()
 
 
@@ -158,14 +177,17 @@ def _guard(comparison: str, left: Any, right: Any, outcome: bool) -> None:
         )
 
 
-def compiled(program: Program) -> Callable[[nn.Module, Tensor], Tensor]:
-    """The function (self, encoded) -> logits that runs the instructions."""
+def compiled(program: Program, *, every: bool = False) -> Callable[[nn.Module, Tensor], Tensor]:
+    """The function (self, encoded) -> logits that runs the instructions.
+
+    With ``every`` it returns a dict of all results by their numbers.
+    """
     functions = torch_functions()
     scope: dict[str, Any] = {"torch": torch, "guard": _guard}
     lines = ["def run(self, v0):"]
     last_use: dict[int, int] = {}
     for position, (_, _, _, args, kwargs) in enumerate(program.instructions):
-        for number in _variables(args) | _variables(list(kwargs.values())):
+        for number in variables_in(args) | variables_in(list(kwargs.values())):
             last_use[number] = position
     result = 0
     for position, (result, what, target, args, kwargs) in enumerate(program.instructions):
@@ -190,11 +212,13 @@ def compiled(program: Program) -> Callable[[nn.Module, Tensor], Tensor]:
             scope[name] = known[target]
             call = f"{name}({arguments})"
         lines.append(f"    v{int(result)} = {call}")
-        used = _variables(args) | _variables(list(kwargs.values()))
+        used = variables_in(args) | variables_in(list(kwargs.values()))
         # What nobody needs any more is given back at once, as between layers of any model.
         done = sorted(number for number in used if last_use[number] == position)
-        lines += [f"    v{number} = None" for number in done if number != result]
-    lines.append(f"    return v{int(result)}")
+        if not every:
+            lines += [f"    v{number} = None" for number in done if number != result]
+    results = ", ".join(f"{int(i[0])}: v{int(i[0])}" for i in program.instructions)
+    lines.append(f"    return {{{results}}}" if every else f"    return v{int(result)}")
     exec("\n".join(lines), scope)
     run: Callable[[nn.Module, Tensor], Tensor] = scope["run"]
     return run

@@ -111,16 +111,16 @@ def from_published(
     state = {k: t.double() if t.is_floating_point() else t for k, t in state.items()}
     encoded = ours.encoding(images.double())
     if flavor == "v2" and find_spec(PEER) is not None:
-        theirs, who = peer_features(state, encoded, config.tap), f"PyPI's {PEER} {version(PEER)}"
+        theirs, who = peer_features(state, encoded, config.block), f"PyPI's {PEER} {version(PEER)}"
     else:
-        theirs = published_features(state, encoded, config.tap, flavor)
+        theirs = published_features(state, encoded, config.block, flavor)
         who = f"the equations of {flavor}, written out anew (not the authors' code)"
     with torch.no_grad():
         found = ours.tokenizer.backbone(encoded)
     return model.eval(), Agreement(
         flavor=flavor,
         compared_with=who,
-        block=config.tap,
+        block=config.block,
         error=((found - theirs).norm() / theirs.norm()).item(),
         unused=len(unused),
     )

@@ -89,6 +89,12 @@ def list_models() -> list[str]:
     return [name for _, kind in KINDS.items() for name in kind.variants]
 
 
+def needs_backbone(name: str) -> bool:
+    """Whether models of this name are made of another one, which has to be given."""
+    variants = [kind.variants[name] for _, kind in KINDS.items() if name in kind.variants]
+    return any(variant.get("keep_head", False) for variant in variants)
+
+
 def model_config(name: str, **options: Any) -> Config:
     """Looks up the config behind a name.
 
@@ -109,7 +115,7 @@ def model_config(name: str, **options: Any) -> Config:
     for _, kind in KINDS.items():
         if name in kind.variants:
             kind.config.check_fields(options, name)
-            return kind.config(**{**kind.variants[name], **options})
+            return kind.config.of(**{**kind.variants[name], **options})
     raise ValueError(unknown("model", name, list_models()))
 
 

@@ -191,6 +191,7 @@ class Writer:
                 if written is not None:
                     self._variables[number] = written
         self.program.features = self._features()
+        self.program.names = self._names()
         # The last instruction's result is what the network returns.
         assert self.program.instructions[-1][0] == self._variables[self.recording.output].number
         return self.program
@@ -204,6 +205,16 @@ class Writer:
                 break
             step = terms[0]
         return self._variables[step].number
+
+    def _names(self) -> dict[str, int]:
+        """The last result on the path within each module."""
+        names: dict[str, int] = {}
+        for number, step in enumerate(self.steps):
+            if number in self.analysis.path and number in self._variables and step.shape:
+                parts = step.place.split(".") if step.place else []
+                for end in range(1, len(parts) + 1):
+                    names[".".join(parts[:end])] = self._variables[number].number
+        return names
 
     def _needed(self) -> set[int]:
         needed: set[int] = set()

@@ -6,17 +6,21 @@ the parts are made of. Letters: n batch, t tokens, d width.
 
 import copy
 from itertools import product
+from typing import Any
 
 from torch import Tensor, nn
 
+from bcosvit.models import taps
 from bcosvit.models.base import Classifier, LogitLayer
-from bcosvit.models.config import DenseNetConfig, ModelConfig, StemConfig
-from bcosvit.models.densenet import dense_features
+from bcosvit.models.config import BcosifiedConfig, DenseNetConfig, ModelConfig, StemConfig
+from bcosvit.models.densenet import DenseHead, dense_features
+from bcosvit.models.network import Network, Program
 from bcosvit.models.registry import register_model
+from bcosvit.models.weights import load_state
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
-from bcosvit.nn.linear import BcosLinear, BcosMLP, Linear
+from bcosvit.nn.linear import BcosLinear, BcosMLP, LayerScale, Linear
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding, resize_embedding, resize_pairs
 from bcosvit.ops.bcos import BcosOptions
@@ -31,7 +35,11 @@ TAPS = {"13": 1, "38": 2, "87": 3}
 VARIANTS = {
     f"{family}_{size}_{tap}": {"family": FAMILIES[family], **SIZES[size], "tap": TAPS[tap]}
     for family, size, tap in product(FAMILIES, SIZES, TAPS)
+} | {
+    f"bcos_vit_{size}": {"family": "bcos", **SIZES[size], "keep_head": True, "layer_scale": 0.0}
+    for size in SIZES
 }
+"""The paper's, and one per size that takes any B-cos network as its ``backbone``."""
 
 
 class Tokenizer(nn.Module):
@@ -44,20 +52,25 @@ class Tokenizer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         bcos, backbone, patch = config.family == "bcos", config.backbone, config.patch
+        self.backbone: nn.Module
         if isinstance(backbone, DenseNetConfig):
-            self.backbone = dense_features(backbone, config.tap)
-            width = backbone.width_at(config.tap)
-        else:
+            self.backbone = dense_features(backbone, config.block)
+        elif isinstance(backbone, StemConfig):
             self.backbone = _bcos_stem(backbone, config) if bcos else _conv_stem(backbone.widths)
-            width = backbone.widths[-1]
+        else:
+            program = Program(**backbone.program)
+            self.backbone = Network(taps.front(program, taps.named(program, str(config.tap))))
+            self.backbone.reset_parameters()
+        width = config.feature_width
         self.feature_scale = config.feature_scale
-        self.patches: nn.Module = (
-            BcosConv2d(
-                width, config.width, patch, stride=patch, **bcos_options(config, width * patch**2)
-            )
-            if bcos
-            else nn.Conv2d(width, config.width, patch, patch)
-        )
+        self.patches: nn.Module
+        if config.keep_head:
+            self.patches = nn.Identity()
+        elif bcos:
+            options = bcos_options(config, width * patch**2)
+            self.patches = BcosConv2d(width, config.width, patch, stride=patch, **options)
+        else:
+            self.patches = nn.Conv2d(width, config.width, patch, patch)
         self.trains_backbone = bool(config.train_backbone)
         self.backbone.requires_grad_(self.trains_backbone)
         self.train(self.training)
@@ -93,17 +106,28 @@ class GeluMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with its skip connection (the paper's Eq. 14 and 16)."""
+    """Attention and MLP, each with its skip connection (the paper's Eq. 14 and 16).
 
-    def __init__(self, attention: Attention, mlp: nn.Module) -> None:
+    ``attention_scale`` and ``mlp_scale`` are learned factors where the config has them.
+    """
+
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, width: int, layer_scale: float | None
+    ) -> None:
         super().__init__()
         self.attention = attention
+        self.attention_scale = _layer_scale(width, layer_scale)
         self.mlp = mlp
+        self.mlp_scale = _layer_scale(width, layer_scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.attention(tokens)
-        tokens = tokens + self.mlp(tokens)
+        tokens = tokens + self.attention_scale(self.attention(tokens))
+        tokens = tokens + self.mlp_scale(self.mlp(tokens))
         return tokens
+
+
+def _layer_scale(width: int, start: float | None) -> nn.Module:
+    return nn.Identity() if start is None else LayerScale(width, start)
 
 
 @register_model("vit", ModelConfig, variants=VARIANTS)
@@ -127,25 +151,29 @@ class VisionTransformer(Classifier[ModelConfig]):
         self.encoding = BcosEncoding() if bcos else ImageNetEncoding()
         self.tokenizer = Tokenizer(config)
         self.position: nn.Module = (
-            PositionalEmbedding(tokens, config.width) if config.position == "emb" else nn.Identity()
+            PositionalEmbedding(tokens, config.token_width)
+            if config.position == "emb"
+            else nn.Identity()
         )
         self.blocks = nn.Sequential(*(_block(config, tokens) for _ in range(config.depth)))
         # B-cos blocks have no norm to undo; conventional ones need a last one before the head.
         self.norm: nn.Module = nn.Identity() if bcos else LayerNorm(config.width)
-        self.head: nn.Module = (
-            BcosLinear(
-                config.width, config.num_classes, **bcos_options(config, config.width, maxout=1)
-            )
-            if bcos
-            else Linear(config.width, config.num_classes)
-        )
+        self.head = _head(config)
         self.logit = LogitLayer(config.logit_scale, config.logit_bias)
         if not bcos:
             _init_transformer(self)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "VisionTransformer":
+        super().train(mode)
+        if self.config.keep_head:
+            # It is trained, but the norms of a frozen backbone keep their statistics in it, too.
+            self.head.train(mode and self.tokenizer.trains_backbone)
+        return self
 
     def from_encoded(self, encoded: Tensor) -> Tensor:
         self._check_size(encoded)
-        return self.from_tokens(self.tokenizer(encoded))
+        return self.from_features(self.tokenizer.backbone(encoded))
 
     def tokens(self, images: Tensor) -> Tensor:
         """The tokens [n, t, d] that enter the transformer, before any positional embedding."""
@@ -155,11 +183,67 @@ class VisionTransformer(Classifier[ModelConfig]):
 
     def from_features(self, features: Tensor) -> Tensor:
         """Logits from the backbone's features."""
-        return self.from_tokens(self.tokenizer.from_features(features))
+        patch = self.config.patch
+        grid = (features.shape[-2] // patch, features.shape[-1] // patch)
+        return self.from_tokens(self.tokenizer.from_features(features), grid)
 
-    def from_tokens(self, tokens: Tensor) -> Tensor:
-        """Logits from the tokens that enter the transformer."""
-        return self.logit(self.head(self._transformed(tokens).mean(1)))
+    def from_tokens(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Logits from the tokens that enter the transformer.
+
+        ``grid`` has their rows and columns where images have another size than the config's.
+        """
+        return self.classify(self._transformed(tokens), grid)
+
+    def classify(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Logits from the tokens behind the last block (and the norm of a conventional model)."""
+        if not self.config.keep_head:
+            return self.logit(self.head(tokens.mean(1)))
+        maps = tokens.transpose(1, 2).unflatten(2, grid or self.config.grid)
+        return self.logit(self.head(maps))
+
+    def get_classifier(self) -> nn.Module:
+        if not self.config.keep_head:
+            return self.head
+        return self.head.get_submodule(_last_layer(self.config))
+
+    def reset_classifier(self, num_classes: int) -> None:
+        if not self.config.keep_head:
+            return super().reset_classifier(num_classes)
+        self.config = self.config.replace(num_classes=num_classes)
+        fresh = _head(self.config).to(next(self.parameters()))
+        last = f"{_last_layer(self.config)}."
+        old = {k: t for k, t in self.head.state_dict().items() if not k.startswith(last)}
+        fresh.load_state_dict({**fresh.state_dict(), **old})
+        self.head = fresh
+        self.logit = LogitLayer(self.config.logit_scale, self.config.logit_bias)
+        self.train(self.training)
+
+    def start_from(self, trunk: Classifier[Any]) -> None:
+        """Takes over the weights of the network that the backbone was described by.
+
+        The head is taken over where it is kept; its last layer stays new where the numbers of
+        classes differ.
+
+        Args:
+            trunk: A converted model, or a B-cos DenseNet.
+
+        Raises:
+            ValueError: Its weights do not fit.
+        """
+        name = type(trunk).__name__
+        converted = isinstance(trunk.config, BcosifiedConfig)
+        whole = (trunk.get_submodule("network") if converted else trunk).state_dict()
+        within = "" if converted else "features."
+        own = [f"{within}{key}" for key in self.tokenizer.backbone.state_dict()]
+        state = {key.removeprefix(within): whole[key] for key in own if key in whole}
+        load_state(self.tokenizer.backbone, state, source=f"The {name}")
+        if not self.config.keep_head:
+            return
+        new = self.head.state_dict()
+        if trunk.config.num_classes != self.config.num_classes:
+            last = f"{_last_layer(self.config)}."
+            whole |= {key: tensor for key, tensor in new.items() if key.startswith(last)}
+        load_state(self.head, {k: t for k, t in whole.items() if k in new}, source=f"The {name}")
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self._transformed(self.tokens(images))
@@ -184,7 +268,7 @@ class VisionTransformer(Classifier[ModelConfig]):
                 f"{config.image_size[0]}×{config.image_size[1]}; resize the images, or the model "
                 f"with bcosvit.resize_prior(model, {size})."
             )
-        if min(config.grid_of(*size)) < 1:
+        if size != config.image_size and min(config.grid_of(*size)) < 1:
             raise ValueError(
                 f"Images are {size[0]}×{size[1]}, too small for a single token; "
                 f"give at least {config.min_size} pixels a side."
@@ -225,16 +309,42 @@ def resize_prior(model: VisionTransformer, image_size: int | tuple[int, int]) ->
     return resized
 
 
+def _head(config: ModelConfig) -> nn.Module:
+    """From the mean of all tokens to the classes, or what the backbone computes behind its tap."""
+    if config.family == "conventional":
+        return Linear(config.width, config.num_classes)
+    if not config.keep_head:
+        options = bcos_options(config, config.width, maxout=1)
+        return BcosLinear(config.width, config.num_classes, **options)
+    if isinstance(config.backbone, DenseNetConfig):
+        return DenseHead(config.backbone, config.block)
+    assert isinstance(config.backbone, BcosifiedConfig)
+    program = Program(**config.backbone.program)
+    parts = taps.halves(program, taps.named(program, str(config.tap)))
+    assert parts is not None  # checked by the config
+    head = Network(parts[1])
+    head.reset_parameters()
+    return head
+
+
+def _last_layer(config: ModelConfig) -> str:
+    """The path of the last layer with weights in the backbone's head."""
+    backbone = config.backbone
+    return backbone.head if isinstance(backbone, BcosifiedConfig) else "classifier"
+
+
 def _block(config: ModelConfig, tokens: int) -> Block:
     width, hidden = config.width, int(config.width * config.mlp_ratio)
+    outer = config.token_width
     kind = config.position if config.position in ("add", "mul") else "none"
     value: BcosLinear | Linear
     project: BcosLinear | Linear
     if config.attention == "shifted":
-        options = bcos_options(config, width, b=config.attention_b)
-        value, project = BcosLinear(width, width, **options), BcosLinear(width, width, **options)
+        b = config.attention_b
+        value = BcosLinear(outer, width, **bcos_options(config, outer, b=b))
+        project = BcosLinear(width, outer, **bcos_options(config, width, b=b))
     else:
-        value, project = Linear(width, width), Linear(width, width)
+        value, project = Linear(outer, width), Linear(width, outer)
     attention = Attention(
         width,
         config.num_heads,
@@ -242,12 +352,15 @@ def _block(config: ModelConfig, tokens: int) -> Block:
         prior=AttentionPrior(kind, config.num_heads, tokens),
         value=value,
         project=project,
+        token_width=outer,
     )
+    mlp: nn.Module
     if config.family == "conventional":
-        return Block(attention, GeluMLP(width, hidden))
-    up = BcosLinear(width, hidden, **bcos_options(config, width))
-    down = BcosLinear(hidden, width, **bcos_options(config, hidden))
-    return Block(attention, BcosMLP(up, down))
+        mlp = GeluMLP(width, hidden)
+    else:
+        up = BcosLinear(outer, hidden, **bcos_options(config, outer))
+        mlp = BcosMLP(up, BcosLinear(hidden, outer, **bcos_options(config, hidden)))
+    return Block(attention, mlp, outer, config.layer_scale)
 
 
 def bcos_options(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bcosvit.files import atomic
 from bcosvit.messages import and_more
 from bcosvit.models.config import Config
-from bcosvit.models.hub import locate
+from bcosvit.models.hub import is_file, locate
 from bcosvit.models.registry import from_dict, to_dict
 
 CONFIG_KEY = "bcosvit.config"
@@ -75,6 +75,13 @@ def read_config(where: str | Path) -> Config | None:
             f"{path} holds a model config that cannot be read ({error}); it may be of a later "
             f"version: update bcosvit, or give other weights."
         ) from error
+
+
+def with_backbone(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a model, where a ``backbone`` that is a weights file is replaced by its config."""
+    if not is_file(options.get("backbone")):
+        return dict(options)
+    return {**options, "backbone": read_config(options["backbone"])}
 
 
 def read_metadata(where: str | Path) -> dict[str, str]:

@@ -20,13 +20,14 @@ class Attention(DynamicModule):
     """Multi-head attention U [A_h · V_h(P)]_h (the paper's Eq. 12 to 14).
 
     Args:
-        width: d.
+        width: d, of queries and keys.
         num_heads: h.
         kind: ``"shifted"`` applies the LayerNorm to queries and keys alone; ``"standard"`` applies
             it to values as well, as ViTs usually do.
         prior: The prior over pairs of tokens.
         value: V, a B-cos transform or a linear layer.
         project: U, likewise.
+        token_width: Width of the tokens; default d.
     """
 
     tape: list[Tensor] | None = None
@@ -41,13 +42,15 @@ class Attention(DynamicModule):
         prior: AttentionPrior,
         value: BcosLinear | Linear,
         project: BcosLinear | Linear,
+        token_width: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.kind = kind
-        self.norm = LayerNorm(width)
-        self.query = Linear(width, width)
-        self.key = Linear(width, width)
+        inputs = token_width or width
+        self.norm = LayerNorm(inputs)
+        self.query = Linear(inputs, width)
+        self.key = Linear(inputs, width)
         self.value = value
         self.prior = prior
         self.project = project

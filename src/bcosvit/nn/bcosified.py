@@ -32,7 +32,8 @@ def spread(probe: Tensor, like: Tensor, axis: int) -> Tensor:
 
     A sample may have become several neighbors along that axis, such as the windows of an image.
     """
-    repeats = like.shape[axis] // len(probe)
+    # Not len(probe): a graph that is exported takes any number of images.
+    repeats = like.shape[axis] // probe.shape[0]
     factors = probe if repeats == 1 else probe.repeat_interleave(repeats)
     shape = [1] * like.ndim
     shape[axis] = like.shape[axis]
@@ -63,7 +64,7 @@ class ConvertedLayer(DynamicModule):
         """|cos|^(B−1)·y for y = w·x."""
         linear = wide(y)
         bound = (input_norm * weight_norm).clamp_min(torch.finfo(linear.dtype).tiny)
-        cosine = (self.constant(linear).abs() / self.constant(bound)).clamp(SMALLEST_COSINE, 1)
+        cosine = (self.constant(linear).abs() / self.constant(bound)).clamp(SMALLEST_COSINE, 1.0)
         # exp(log) takes a tenth of the time of a general power, and is exactly 1 at B = 1.
         return (torch.exp((b - 1) * cosine.log()) * linear).to(y.dtype)
 

@@ -127,6 +127,26 @@ class BcosMLP(nn.Sequential):
         )
 
 
+class LayerScale(DynamicModule):
+    """A learned factor per channel, which is part of W(x).
+
+    Args:
+        width: Channels, the last axis of the input.
+        start: What all factors start as; at 0 a branch begins by adding nothing.
+
+    Examples:
+        >>> LayerScale(2, 0.5)(torch.ones(1, 2))
+        tensor([[0.5000, 0.5000]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), float(start)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 @twin_of(nn.Linear)
 class Linear(DynamicModule, nn.Linear):
     """``nn.Linear`` whose bias counts towards the residual of an explanation."""

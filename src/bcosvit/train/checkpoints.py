@@ -20,8 +20,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 
 from bcosvit.files import atomic
-from bcosvit.models.base import Classifier
-from bcosvit.models.config import Config, DenseNetConfig
+from bcosvit.models.base import Classifier, load
+from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.hub import locate
 from bcosvit.models.published import load_backbone
@@ -137,7 +137,7 @@ def initialize(model: Classifier[Any], path: str | Path) -> str:
 
     A file of this package with the same kind of model fills the whole model; the head stays new
     where the number of classes differs. A DenseNet, of this package or published by others, fills
-    the backbone of a transformer.
+    the backbone of a transformer, as does a converted model.
 
     Args:
         model: The model to fill.
@@ -150,10 +150,14 @@ def initialize(model: Classifier[Any], path: str | Path) -> str:
         ValueError: The weights do not fit the model.
     """
     found = config_of(path)
-    is_densenet = found is None or isinstance(found, DenseNetConfig)
-    if is_densenet and isinstance(model, VisionTransformer):
-        load_backbone(model, path)
-        return f"The backbone starts from {path}."
+    if isinstance(model, VisionTransformer):
+        if found is not None and (model.config.keep_head or isinstance(found, BcosifiedConfig)):
+            if isinstance(found, type(model.config.backbone)):
+                model.start_from(load(path))
+                return f"The backbone starts from {path}."
+        elif found is None or isinstance(found, DenseNetConfig):
+            load_backbone(model, path)
+            return f"The backbone starts from {path}."
     if found is None and isinstance(model, DenseNet):
         load_backbone(model, path)
         return f"The model starts from {path}."

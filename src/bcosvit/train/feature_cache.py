@@ -503,13 +503,9 @@ def _overlaps(device: torch.device) -> bool:
 
 
 def _layout(config: ModelConfig, images: int, views: int) -> Layout:
-    backbone = config.backbone
-    channels = (
-        backbone.widths[-1] if isinstance(backbone, StemConfig) else backbone.width_at(config.tap)
-    )
     # The grid of patches of one position is the grid of the features.
     grid = dataclasses.replace(config, patch=1).grid
-    return Layout(images=images, views=views, shape=(channels, *grid))
+    return Layout(images=images, views=views, shape=(config.feature_width, *grid))
 
 
 def _made_of(model: VisionTransformer, source: ViewSource, dataset: _Views) -> dict[str, str]:

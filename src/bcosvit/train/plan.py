@@ -18,10 +18,10 @@ import yaml
 import bcosvit
 from bcosvit.data.dataset import Source, open_source
 from bcosvit.files import atomic
-from bcosvit.models.bcosify import BcosifiedConfig
-from bcosvit.models.config import Config, DenseNetConfig, ModelConfig
-from bcosvit.models.registry import from_dict, model_config, to_dict
-from bcosvit.models.weights import CLASSES_KEY, read_metadata
+from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig
+from bcosvit.models.hub import is_file
+from bcosvit.models.registry import from_dict, model_config, needs_backbone, to_dict
+from bcosvit.models.weights import CLASSES_KEY, read_metadata, with_backbone
 from bcosvit.train.checkpoints import config_of
 from bcosvit.train.losses import LOSSES
 from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
@@ -209,6 +209,11 @@ def resolve(
         model = config_of(init)
     if model is None and recipe_name in RECIPES:
         model = RECIPES.get(recipe_name).model
+    if init is not None and isinstance(model, str) and needs_backbone(model):
+        model_options.setdefault("backbone", init)
+    if init is None and is_file(model_options.get("backbone")):
+        init = str(model_options["backbone"])
+    model_options = with_backbone(model_options)
     plan = Plan(
         data=source.name,
         fingerprint=source.fingerprint(),
@@ -250,7 +255,8 @@ def _model(
         raise ValueError(
             f"num_classes = {options['num_classes']} is not allowed: {data} has {classes}."
         )
-    kind = model_config(model) if isinstance(model, str) else model
+    given = {name: options[name] for name in ("backbone",) if name in options}
+    kind = model_config(model, **given) if isinstance(model, str) else model
     if isinstance(kind, BcosifiedConfig) and kind.num_classes != classes:
         raise ValueError(
             f"The converted network has {kind.num_classes} classes, but {data} has {classes}; "
@@ -314,7 +320,7 @@ def _check_backbone(plan: Plan) -> None:
     model = plan.model
     if (
         isinstance(model, ModelConfig)
-        and isinstance(model.backbone, DenseNetConfig)
+        and isinstance(model.backbone, DenseNetConfig | BcosifiedConfig)
         and not model.train_backbone
         and plan.init is None
     ):
