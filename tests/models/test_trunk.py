@@ -18,7 +18,9 @@ from bcosvit.export import export_weights
 from bcosvit.models import Bcosified
 from bcosvit.models.config import BcosifiedConfig
 from bcosvit.nn.bcosified import ConvertedBatchNorm
+from bcosvit.predictor import Predictor
 from bcosvit.train.feature_cache import FeatureCache
+from bcosvit.web.service import ExplanationService
 from tests.conftest import randomize
 from tests.reference import converted, dynamic
 from tests.report.support import write_pictures
@@ -384,6 +386,16 @@ def test_export(weights, tmp_path, format, name) -> None:
     out = tmp_path / name
     found = export_weights(weights, out, format=format, explanation=True, repeats=1)
     assert all(error < 1e-3 for pair in found.errors.values() for error in pair)
+
+
+def test_web(weights, tmp_path) -> None:
+    photo = next(write_pictures(tmp_path, 1, size=50).iterdir())
+    service = ExplanationService(predictor=Predictor.load(weights, "cpu"))
+    upload = service.open(photo)
+    assert "inherent" in service.methods and "rollout" in service.methods
+    sums = service.sums(upload, service.find_class("c", upload))
+    assert service.exact is not None
+    assert sums.completeness_error <= 1e-4 * abs(sums.logit)
 
 
 def test_command_line(weights, tmp_path) -> None:
