@@ -18,6 +18,7 @@ processes while the training process counts them and stops above the limit.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import unicodedata
@@ -603,6 +604,7 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         self.splits = [split.with_transform(transform) for split in splits]
         self.labels, self.transform = list(labels), transform
         self._places = [(n, at) for n, split in enumerate(splits) for at in range(len(split))]
+        self._given: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -611,7 +613,7 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         number, position = self._places[index]
         image, label, key = self.splits[number][position]
         assert isinstance(image, Tensor)
-        return image, self.labels[label], key
+        return image, self.labels[label] if self._given is None else self._given[index], key
 
     def limit(self, count: int, seed: int = 0) -> LabeledImages:
         """Keeps ``count`` images that are chosen at random, in their old order.
@@ -626,8 +628,16 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         self._places = [self._places[at] for at in sorted(chosen.tolist())]
         return self
 
+    def relabeled(self, labels: Sequence[int]) -> LabeledImages:
+        """Returns the same images with other labels, one per image in order."""
+        other = copy.copy(self)
+        other._given = list(labels)
+        return other
+
     def num_classes(self) -> int:
         """Returns how many different classes the images have."""
+        if self._given is not None:
+            return len(set(self._given))
         return len({self.splits[number].label(at) for number, at in self._places})
 
     def masks(self) -> Callable[[int], Tensor | None] | None:

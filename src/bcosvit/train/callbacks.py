@@ -17,7 +17,7 @@ import rich.progress
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import (
     BatchesProcessedColumn,
     CustomBarColumn,
@@ -263,6 +263,27 @@ class ContributionImages(Callback):
         return torch.stack(images), torch.tensor([label for _, label, _ in samples])
 
 
+class AveragedWeights(EMAWeightAveraging):
+    """Averages the trained weights exponentially; validation and saving use the average.
+
+    Until the step ``start`` the average is the trained weights themselves: while the constants of a
+    converted model fade, weights of earlier steps belong to another λ and B.
+    """
+
+    def __init__(self, decay: float, start: int = 0) -> None:
+        super().__init__(decay=decay)
+        self.start = start
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step <= self.start:
+            assert self._average_model is not None
+            # The first update of an average is a copy.
+            self._average_model.n_averaged.zero_()
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
 class Localization(Callback):
     """Measures every few epochs where inherent explanations point, on the same validation images.
 
@@ -273,7 +294,7 @@ class Localization(Callback):
 
     def __init__(self, images: LabeledImages, every: int) -> None:
         self.images, self.every = images.limit(_LOCALIZED_IMAGES), every
-        self._labels: list[int] | None = None
+        self._labeled = False
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Task)
@@ -283,9 +304,11 @@ class Localization(Callback):
 
     def measure(self, task: Task) -> Row:
         """Measures what can be measured; in every process, since they share the work."""
-        if self._labels is None:
-            self._labels = [self._label(task, number) for number in range(len(self.images))]
-        images, masks = _Relabeled(self.images, self._labels), self.images.masks()
+        if not self._labeled:
+            # The teacher decides where the data have no labels.
+            labels = [self._label(task, number) for number in range(len(self.images))]
+            self.images, self._labeled = self.images.relabeled(labels), True
+        images, masks = self.images, self.images.masks()
         metrics: list[Metric] = [GridPointingGame(grids=_LOCALIZED_GRIDS), MaskOverlap()]
         left_out = obstacles(metrics, task.model, images, has_masks=masks is not None)
         metrics = [metric for metric in metrics if metric.name not in left_out]
@@ -305,28 +328,10 @@ class Localization(Callback):
         return found
 
     def _label(self, task: Task, number: int) -> int:
-        """The label, which the teacher decides where the data have none."""
         image, label, _ = self.images[number]
         tensors = image[None], torch.tensor([label]), torch.ones(1)
         batch = task.loss.prepare(Batch(*(tensor.to(task.device) for tensor in tensors)))
         return int(batch.labels)
-
-
-class _Relabeled:
-    """Images with other labels."""
-
-    def __init__(self, images: LabeledImages, labels: list[int]) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
-        image, _, key = self.images[index]
-        return image, self.labels[index], key
-
-    def num_classes(self) -> int:
-        return len(set(self.labels))
 
 
 class ProgressBar(RichProgressBar):

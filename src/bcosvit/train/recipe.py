@@ -132,7 +132,7 @@ class Recipe:
     """Largest norm, or largest share of the norm of the weights (Brock et al.: 0.01)."""
     ema: float | None = None
     """Decay per step of the averaged weights, which are then validated and saved; ``None``: no
-    average."""
+    average. While constants fade (``fade_until``), the average is the newest weights."""
 
     image_size: int | None = None
     """Side in pixels; ``None``: the model's own (224 for a DenseNet)."""

@@ -6,6 +6,7 @@ devices are checked in this order, and only then is anything written.
 
 import errno
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
@@ -26,6 +26,7 @@ from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
 from bcosvit.train.callbacks import (
     WEIGHTS,
+    AveragedWeights,
     BestModel,
     Checkpoints,
     ContributionImages,
@@ -143,7 +144,12 @@ def train(
     splits = _splits(plan, source)
     steps = -(-plan.train_images // recipe.batch_size)
     history, best = History(folder), BestModel(folder, plan)
-    callbacks = [ProgressBar(), history, best, *_callbacks(plan, folder, source, splits, where)]
+    callbacks = [
+        ProgressBar(),
+        history,
+        best,
+        *_callbacks(plan, folder, source, splits, where, steps),
+    ]
     logger = TensorBoardLogger(
         folder,
         name="tensorboard",
@@ -211,7 +217,12 @@ def _samples(
 
 
 def _callbacks(
-    plan: Plan, folder: Path, source: Source, splits: tuple[Split, Split], where: Devices
+    plan: Plan,
+    folder: Path,
+    source: Source,
+    splits: tuple[Split, Split],
+    where: Devices,
+    steps: int,
 ) -> list[Callback]:
     recipe = plan.recipe
     callbacks: list[Callback] = [SkippedFiles(folder, *splits)]
@@ -231,7 +242,9 @@ def _callbacks(
         callbacks.append(Localization(measured, recipe.localize_every))
     if recipe.ema is not None:
         # After all callbacks that use the validated weights: it restores the trained ones.
-        callbacks.append(EMAWeightAveraging(decay=recipe.ema))
+        steps = -(-plan.train_images // recipe.batch_size) * recipe.epochs
+        start = math.ceil((recipe.fade_until or 0) * steps)
+        callbacks.append(AveragedWeights(recipe.ema, start))
     return [*callbacks, Checkpoints(folder, recipe, StopSignals())]
 
 
