@@ -35,6 +35,7 @@ EXTRAS = {
     "web": ("gradio",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "hub": ("huggingface_hub",),
+    "timm": ("timm",),
 }
 """Modules that each extra brings."""
 
@@ -82,7 +83,7 @@ def examine() -> Findings:
 
     Examples:
         >>> sorted(examine().extras)
-        ['export', 'hub', 'train', 'web']
+        ['export', 'hub', 'timm', 'train', 'web']
     """
     import bcosvit
 

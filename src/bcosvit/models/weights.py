@@ -128,6 +128,11 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, source: str = "
 
 def published_state(path: str | Path) -> dict[str, Tensor]:
     """A state dict of PyTorch's or safetensors' format with current keys, without any wrapper."""
+    return {current_key(key): tensor for key, tensor in plain_state(path).items()}
+
+
+def plain_state(path: str | Path) -> dict[str, Tensor]:
+    """A state dict of PyTorch's or safetensors' format with its own keys, without any wrapper."""
     path = locate(path)
     if path.suffix == ".safetensors":
         state: Any = load_file(path)
@@ -147,7 +152,7 @@ def published_state(path: str | Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise ValueError(f"{path} is not a state dict: expected names and tensors.")
-    return {current_key(key): tensor for key, tensor in state.items()}
+    return state
 
 
 def current_key(key: str) -> str:
