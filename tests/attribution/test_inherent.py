@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, explain, explaining, frozen_view
+from bcosvit.attribution import CompletenessWarning
 from bcosvit.attribution.inherent import Inherent
 from bcosvit.models import DenseNetConfig
 from bcosvit.nn import BcosLinear, Linear
@@ -378,7 +379,8 @@ def test_rows_of_w_do_not_vanish_in_float16():
     model = create_model(small_config(logit_bias=0.0, logit_scale=1e-9, **tame)).eval()
     x = torch.rand(2, 3, 16, 16)
     exact = explain(model, x, 1)
-    with torch.autocast("cpu", torch.float16):
+    # The rows are right, but not to float16's tolerance, which is said.
+    with torch.autocast("cpu", torch.float16), pytest.warns(CompletenessWarning):
         narrow = explain(model, x, 1)
     both = (narrow.map.flatten(1) / 1e-9, exact.map.flatten(1) / 1e-9)
     assert (torch.cosine_similarity(*both) > 0.95).all()

@@ -3,6 +3,7 @@
 from bcosvit.attribution.base import (
     METHODS,
     Attribution,
+    CompletenessWarning,
     Explainer,
     Method,
     Target,
@@ -41,6 +42,7 @@ __all__ = [
     "Attribution",
     "CheferLRP",
     "CompiledInherent",
+    "CompletenessWarning",
     "ExactLinear",
     "Explainer",
     "FinalAttention",

@@ -6,6 +6,7 @@ in `explainers`, `explain`, the command line, reports, the metrics and the web p
 register theirs on import, or by an entry point of the group ``bcosvit.explainers``.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.views import unwrapped
+from bcosvit.nn.views import is_frozen, unverified, unwrapped
 from bcosvit.registry import Registry
 
 
@@ -74,6 +75,54 @@ class Attribution:
             )
         explained = self.map.double().sum((-2, -1)) + self.residual.double()
         return (explained - (self.logit.double() - self.bias)).abs()
+
+
+class CompletenessWarning(UserWarning):
+    """Contributions do not sum to the logit that they explain, beyond rounding."""
+
+
+TOLERANCES = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+    torch.bfloat16: 5e-2,
+    torch.float16: 5e-2,
+}
+"""By how much contributions may miss the logit, as a share of the largest of logit, residual and
+bias, for each dtype that a model computes in; under autocast its dtype counts."""
+
+
+def check_completeness(attribution: Attribution, strict: bool = False, why: str = "") -> None:
+    """Warns where contributions miss the logit by more than rounding explains.
+
+    Args:
+        attribution: An explanation that claims completeness.
+        strict: Whether this is an error.
+        why: A likely reason, for the message.
+
+    Raises:
+        ValueError: The contributions miss the logit, and ``strict`` is set.
+    """
+    assert attribution.residual is not None and attribution.logit is not None
+    device = attribution.map.device.type
+    dtype = attribution.map.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.float32])
+    error = attribution.completeness_error()
+    parts = (attribution.residual, attribution.logit)
+    scale = torch.stack([part.double().abs() for part in parts]).amax(0)
+    share = error / scale.clamp_min(max(abs(attribution.bias), 1e-30))
+    # Also where it is not a number.
+    if bool((share <= tolerance).all()):
+        return
+    message = (
+        f"The contributions miss the logit by {share.max().item():.1e} of it, "
+        f"{tolerance:.0e} is the tolerance in {str(dtype).removeprefix('torch.')}: "
+        f"{why or 'compute in a wider dtype, and check that weights and images are finite'}."
+    )
+    if strict:
+        raise ValueError(message)
+    warnings.warn(message, CompletenessWarning, stacklevel=4)
 
 
 Cost = Literal["forward", "gradient", "many"]
@@ -231,7 +280,12 @@ def describe_method(name: str) -> Explainer | type[Explainer]:
 
 
 def explain(
-    model: AnyModel, images: Tensor, target: Target = None, method: Method = "inherent"
+    model: AnyModel,
+    images: Tensor,
+    target: Target = None,
+    method: Method = "inherent",
+    *,
+    strict: bool = False,
 ) -> Attribution:
     """Explains how much each pixel contributes to the logit of a class.
 
@@ -245,12 +299,16 @@ def explain(
             ``"all"`` every class. With several classes a class axis follows B in the results.
         method: One of `explainers`, or an explainer with other hyperparameters, e.g.
             ``Rollout(start=1)``.
+        strict: Whether contributions that miss the logit beyond rounding are an error. By default
+            they are a `CompletenessWarning`.
 
     Returns:
         The attribution.
 
     Raises:
-        ValueError: If the target or the method does not exist, or the method does not apply.
+        ValueError: If the target or the method does not exist, or the method does not apply; or
+            contributions miss the logit, and ``strict`` is set or the model has modules of others
+            that may compute something that cannot be frozen.
 
     Examples:
         >>> import torch, bcosvit
@@ -263,7 +321,7 @@ def explain(
         >>> bool((a.completeness_error() < 1e-4).all())
         True
     """
-    return _explain(get_explainer(method), model, images, target, {})
+    return _explain(get_explainer(method), model, images, target, {}, strict)
 
 
 def explain_all(
@@ -298,7 +356,14 @@ def _explain(
     images: Tensor,
     target: Target,
     shared: dict[str, Any],
+    strict: bool = False,
 ) -> Attribution:
+    if isinstance(explainer, Explainer) and not explainer.exact and is_frozen(model):
+        raise ValueError(
+            f"The model is a frozen view, of which {explainer.title or explainer} would explain "
+            f"W(x) instead of the model; give the model that the view was made of."
+        )
+
     def one(target: Target) -> Attribution:
         if isinstance(explainer, Explainer):
             return explainer.with_shared(model, images, target, shared)
@@ -310,7 +375,12 @@ def _explain(
         or (isinstance(target, Tensor) and target.ndim < 2)
     )
     if single or getattr(explainer, "several", False):
-        return one(target)
+        found = one(target)
+        if found.residual is not None and found.logit is not None:
+            foreign = unverified(model)
+            why = f"{foreign} computes something that is not dynamic linear" if foreign else ""
+            check_completeness(found, strict or foreign is not None, why)
+        return found
     if (logits := shared.get("logits")) is None:
         with torch.no_grad():
             logits = shared["logits"] = model(images)

@@ -212,6 +212,25 @@ def _may_be_frozen(module: nn.Module) -> bool:
     return not is_torchs and next(module.children(), None) is not None
 
 
+def is_frozen(model: nn.Module) -> bool:
+    """Whether a model is a frozen view, whose gradients are rows of W(x)."""
+    return any(isinstance(part, DynamicModule) and part.frozen for part in model.modules())
+
+
+def unverified(model: nn.Module) -> str | None:
+    """The class of the first module that no one vouches for, if there is one.
+
+    A module from outside of this library that has children is taken to arrange them. Whether it
+    computes something else between them, only the numbers can tell.
+    """
+    for part in unwrapped(model).modules():
+        if isinstance(part, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(part) in _TWINS:
+            continue
+        if not type(part).__module__.startswith(("torch.", "bcosvit.")):
+            return type(part).__name__
+    return None
+
+
 def _copy(module: M, mark: Mark, with_grad: bool, done: dict[int, nn.Module]) -> M:
     """Copies the object, not its tensors; a module that stands in two places stays one."""
     if id(module) in done:

@@ -91,7 +91,8 @@ def unit_rows(weight: Tensor) -> Tensor:
         weight: [units, ...]; the norm is taken over everything but the first axis.
 
     Returns:
-        A tensor of the same shape and dtype; an all-zero row stays zero.
+        A tensor of the same shape and dtype; an all-zero row stays zero, and a row whose norm is
+        beyond its dtype (1.8e19 in float32, whose square overflows) is not a number.
 
     Examples:
         >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -100,6 +101,8 @@ def unit_rows(weight: Tensor) -> Tensor:
     """
     flat = wide(weight).flatten(1)
     norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    # 0 for finite norms; an infinite one would make its row zero without a word.
+    norm = norm + 0 * norm
     unit = flat / norm.clamp_min(torch.finfo(flat.dtype).tiny)
     return unit.view_as(weight).to(weight.dtype)
 
