@@ -333,3 +333,16 @@ def test_through_the_densenet_hybrid(flavor):
         result = explain(model, images, 1, method)
         assert result.map.shape == (2, 32, 32)
         assert result.map.isfinite().all()
+
+
+def test_occlusion_is_the_mean_over_the_windows_on_a_pixel():
+    """Of a linear model with windows of 2×2 at every position: means of sums over windows."""
+    from bcosvit.attribution.sampling import Occlusion
+
+    x = torch.rand(1, 1, 4, 4, dtype=torch.float64)
+    found = Occlusion(window=1 / 2, stride=1 / 4).scores(x, lambda x, samples: x.sum((1, 2, 3)))
+    for i in range(4):
+        for j in range(4):
+            corners = [(a, b) for a in (i - 1, i) for b in (j - 1, j) if 0 <= a < 3 and 0 <= b < 3]
+            sums = [x[0, 0, a : a + 2, b : b + 2].sum() for a, b in corners]
+            torch.testing.assert_close(found[0, i, j], sum(sums) / len(sums))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bcosvit.nn import AvgPool2d, frozen_view
+from bcosvit.nn import AvgPool2d, BatchNormUncentered2d, frozen_view
 
 
 @pytest.mark.parametrize(("windows", "rearranged"), [((3, 2, 1), True), ((2, 2), False)])
@@ -21,3 +21,11 @@ def test_it_stands_in_for_torchs_in_a_frozen_view():
     model = nn.Sequential(nn.AvgPool2d(3, 2, 1))
     assert type(frozen_view(model)[0]) is AvgPool2d
     assert type(model[0]) is nn.AvgPool2d
+
+
+def test_training_divides_by_the_biased_variance_and_remembers_it():
+    x = torch.tensor([1.0, 2.0, 4.0, 9.0]).view(2, 1, 2, 1)
+    norm = BatchNormUncentered2d(1, momentum=0.25).train()
+    # The mean is 4, so the squared deviations are 9, 4, 0 and 25, and their mean is 9.5.
+    torch.testing.assert_close(norm(x), x / (9.5 + norm.eps) ** 0.5)
+    torch.testing.assert_close(norm.running_var, torch.tensor([0.75 * 1 + 0.25 * 9.5]))
