@@ -9,6 +9,7 @@ import threading
 import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from bcosvit import create_model, load, save
@@ -214,3 +215,10 @@ def test_what_is_shipped_is_complete():
         assert (hub.FOLDER / f"{name}.md").read_text("utf-8").startswith("#")
         assert not load(name).training
     assert DEFAULT in shipped() or not shipped()
+
+
+def test_shipped_weights_are_finite():
+    """Half precision overflows above 65,504, which would silence a channel."""
+    for name in shipped():
+        tensors = load_file(locate(name))
+        assert [key for key, tensor in tensors.items() if not tensor.isfinite().all()] == []
