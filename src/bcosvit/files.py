@@ -67,6 +67,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         >>> Path("notes.txt").read_text()
         'complete'
     """
+    make_folder(Path(path).parent)
     path = _regular(Path(path))
     make_folder(path.parent)
     if path.parent not in _cleared:
@@ -86,16 +87,16 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 def _regular(path: Path) -> Path:
     """Where ``path`` leads to, if a file may be written there; asked before the work."""
-    path = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     try:
-        mode = os.stat(path).st_mode
+        mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return path
+        return target
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return path
+    return target
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:

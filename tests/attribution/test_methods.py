@@ -200,7 +200,9 @@ def test_gradient_methods_against_captum(family, five):
 def test_intgrad_in_bounded_memory(five):
     """No pass is larger than asked for, or than the batch; the size of passes does not matter."""
     model, sizes = make(), []
-    model.tokenizer.register_forward_hook(lambda module, inputs, out: sizes.append(len(out)))
+    model.tokenizer.backbone.register_forward_hook(
+        lambda module, inputs, out: sizes.append(len(out))
+    )
     whole = explain(model, five, 1, IntegratedGradients(at_once=1000)).map
     for at_once, most in {7: 7, 2: 5}.items():
         sizes.clear()
@@ -214,7 +216,9 @@ def test_intgrad_in_bounded_memory(five):
 @pytest.mark.parametrize("method", ["intgrad", "occlusion"])
 def test_passes_are_as_large_as_free_memory_allows(method, five, monkeypatch):
     model, sizes = make(), []
-    model.tokenizer.register_forward_hook(lambda module, inputs, out: sizes.append(len(out)))
+    model.tokenizer.backbone.register_forward_hook(
+        lambda module, inputs, out: sizes.append(len(out))
+    )
     plenty = explain(model, five, 1, method).map
     assert max(sizes) == 32
     monkeypatch.setattr(base, "free_memory", lambda device: 1)
@@ -293,7 +297,7 @@ def test_random_maps_differ_between_images_only(five):
 
 def test_several_methods_share_one_forward_pass(five):
     model, calls = make(), []
-    model.tokenizer.register_forward_hook(lambda *_: calls.append(1))
+    model.tokenizer.backbone.register_forward_hook(lambda *_: calls.append(1))
     names = ["finatt", "rollout", "gradsam", "gradcam"]
     together = explain_all(model, five, 1, names)
     assert len(calls) == 1

@@ -89,8 +89,8 @@ _UPRIGHT = {
 _BYTES = 300_000_000
 """What reading an image may take; three bytes for each of ``max_pixels`` where that is more."""
 _PER_PIXEL = {"JPEG2000": 28, "WEBP": 18, "AVIF": 12, "TIFF": 12}
-"""Bytes per pixel at the peak, measured; for other formats the eight of two RGB images, one of
-which is made from the other."""
+"""Bytes per pixel at the peak, measured; for other formats 8.5: two RGB images of four bytes, one of
+which is made from the other, and strips."""
 _PYTHON_VALUES = 1_000_000
 """Values (pixels × channels) that a decoder in Python may read: text PPM, BMP with run lengths."""
 _STRIP = 1_000_000
@@ -324,7 +324,7 @@ def _check_cost(image: ImageFile.ImageFile, full: tuple[int, int], most: float, 
             f"({image.format}, {', '.join(sorted(codecs))}), {_PYTHON_VALUES:,} are allowed: "
             "convert it to PNG."
         )
-    needed: float = _PER_PIXEL.get(str(image.format), 8) * image.width * image.height
+    needed: float = _PER_PIXEL.get(str(image.format), 8.5) * image.width * image.height
     if isinstance(image, JpegImagePlugin.JpegImageFile) and _several_scans(image):
         # libjpeg holds all coefficients, two bytes each, whatever size it decodes at.
         shares = [h * v for _, h, v, *_ in image.layer]
