@@ -89,8 +89,8 @@ _UPRIGHT = {
 _BYTES = 300_000_000
 """What reading an image may take; three bytes for each of ``max_pixels`` where that is more."""
 _PER_PIXEL = {"JPEG2000": 28, "WEBP": 18, "AVIF": 12, "TIFF": 12}
-"""Bytes per pixel at the peak, measured; for other formats 8.5: two RGB images of four bytes, one of
-which is made from the other, and strips."""
+"""Bytes per pixel at the peak, measured; for other formats 8.5: two RGB images of four bytes, one
+made from the other, and strips."""
 _PYTHON_VALUES = 1_000_000
 """Values (pixels × channels) that a decoder in Python may read: text PPM, BMP with run lengths."""
 _STRIP = 1_000_000
