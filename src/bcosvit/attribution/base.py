@@ -325,7 +325,12 @@ def explain(
 
 
 def explain_all(
-    model: AnyModel, images: Tensor, target: Target, methods: Sequence[Method]
+    model: AnyModel,
+    images: Tensor,
+    target: Target,
+    methods: Sequence[Method],
+    *,
+    check: bool = True,
 ) -> dict[str, Attribution]:
     """Explains one batch by several methods, which share what they can.
 
@@ -334,6 +339,8 @@ def explain_all(
         images: RGB in [0, 1], [B, 3, H, W].
         target: As in `explain`; all methods explain the same classes.
         methods: Names or explainers.
+        check: Whether contributions that miss the logit are a warning, as in `explain`. `evaluate`
+            measures and reports by how much they do, instead.
 
     Returns:
         The attributions by name (`method_name`), in the order of ``methods``.
@@ -344,7 +351,7 @@ def explain_all(
     ordered = sorted(resolved, key=lambda name: not getattr(resolved[name], "several", False))
     found: dict[str, Attribution] = {}
     for name in ordered:
-        found[name] = _explain(resolved[name], model, images, target, shared)
+        found[name] = _explain(resolved[name], model, images, target, shared, check=check)
         if not isinstance(target, Tensor | int):
             target = found[name].target
     return {name: found[name] for name in resolved}
@@ -357,6 +364,7 @@ def _explain(
     target: Target,
     shared: dict[str, Any],
     strict: bool = False,
+    check: bool = True,
 ) -> Attribution:
     if isinstance(explainer, Explainer) and not explainer.exact and is_frozen(model):
         raise ValueError(
@@ -376,7 +384,7 @@ def _explain(
     )
     if single or getattr(explainer, "several", False):
         found = one(target)
-        if found.residual is not None and found.logit is not None:
+        if check and found.residual is not None and found.logit is not None:
             foreign = unverified(model)
             why = f"{foreign} computes something that is not dynamic linear" if foreign else ""
             check_completeness(found, strict or foreign is not None, why)

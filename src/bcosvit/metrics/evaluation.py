@@ -272,7 +272,7 @@ class _Run:
 
     def maps(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Every method's attribution maps [B, H, W]."""
-        found = explain_all(self.model, images, labels, self.methods)
+        found = explain_all(self.model, images, labels, self.methods, check=False)
         expected = (len(images), *images.shape[-2:])
         for method, attribution in found.items():
             if attribution.map.shape != expected:
