@@ -91,6 +91,8 @@ def test_a_recipe_is_added_by_registering_it(monkeypatch):
     monkeypatch.setattr(RECIPES, "_items", dict(RECIPES.items()))
     mine = Recipe(epochs=3, loss="ce")
     about = {"summary": "three epochs", "command": "bcosvit train photos/ --recipe mine"}
+    # Help that was shown before does not hide what is registered later.
+    CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "300"})
     register_recipe("mine", mine, **about)
     assert get_recipe("mine") == mine
     shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "300"})

@@ -104,11 +104,22 @@ class ListingCommand(TyperCommand):
     """A command whose help texts list what is registered."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        for parameter in self.params:
-            text = getattr(parameter, "help", None) or ""
-            for kind in NAMES:
-                if f"{{{kind}}}" in text:
-                    names = list_names(kind) or ["those that `bcosvit info` lists"]
-                    text = text.replace(f"{{{kind}}}", escape(", ".join(names)))
-            parameter.help = text  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
+        # The texts are templates again afterwards: something may be registered in the meantime.
+        before = [(parameter, getattr(parameter, "help", None)) for parameter in self.params]
+        try:
+            for parameter, text in before:
+                parameter.help = _listed(text)  # type: ignore[attr-defined]
+            super().format_help(ctx, formatter)
+        finally:
+            for parameter, text in before:
+                parameter.help = text  # type: ignore[attr-defined]
+
+
+def _listed(text: str | None) -> str:
+    """A help text with the names that are registered now."""
+    text = text or ""
+    for kind in NAMES:
+        if f"{{{kind}}}" in text:
+            names = list_names(kind) or ["those that `bcosvit info` lists"]
+            text = text.replace(f"{{{kind}}}", escape(", ".join(names)))
+    return text
