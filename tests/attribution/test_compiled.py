@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bcosvit import create_model, explain
+from bcosvit import BcosifySchedule, bcosify, create_model, explain
 from bcosvit.attribution.inherent import CompiledInherent
 from tests.conftest import randomize, small_config, tiny_config
 
@@ -22,6 +22,26 @@ def test_equals_the_eager_one(config, options):
         expected, found = (explain(model, images, target, way) for way in ("inherent", method))
         for field in ("map", "weights", "residual", "logit", "target"):
             torch.testing.assert_close(getattr(found, field), getattr(expected, field))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own imports
+def test_of_a_converted_network(backend):
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 3, groups=8)]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model = bcosify(randomize(network).eval(), image_size=16, b=1.0).double()
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64)
+    method = CompiledInherent(model, backend=backend)
+    graphs = []
+    for progress in (0.0, 0.1, 1.0):
+        BcosifySchedule(end=0.3).apply(model, progress)
+        expected, found = explain(model, images), method(model, images)
+        for field in ("map", "weights", "residual", "logit"):
+            torch.testing.assert_close(getattr(found, field), getattr(expected, field))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert (expected.residual == 0).all()
+    # λ and B are data: moving them compiles nothing again.
+    assert len(set(graphs)) == 1
 
 
 def test_compiles_once(model, images):

@@ -11,6 +11,7 @@ from torch import nn
 
 from bcosvit import bcosify, explain, load, save
 from bcosvit.data.scenes import Scenes
+from bcosvit.models.network import Network
 from bcosvit.models.weights import CLASSES_KEY, read_metadata
 from bcosvit.train import get_recipe
 from bcosvit.train.data import Batch
@@ -94,6 +95,26 @@ def test_it_resumes_to_the_same_bits(whole, converted, tmp_path, monkeypatch, st
             train(DATA, out=folder, init=converted, recipe=ways())
     train(out=folder, resume=True)
     assert_same_run(whole, folder)
+
+
+def test_a_vit_on_a_converted_trunk_fades_as_a_whole(converted, tmp_path):
+    fields = {"model.tap": 2, "model.width": 4, "model.num_heads": 2, "model.depth": 1}
+    settings = {"epochs": 2, "batch_size": 8, "num_workers": 0, "explain_every": 0, **fields}
+    init = tmp_path / "strided.safetensors"
+    original = network()
+    original[0] = nn.Conv2d(3, 8, 3, 2, 1)
+    save(bcosify(original, image_size=16, b=1.0), init)
+    given = {"model": "bcos_vit_ti", "init": init, "recipe": "bcosify"}
+    with pytest.raises(ValueError, match="frozen backbone"):
+        train(DATA, out=tmp_path / "frozen", settings=settings, **given)
+    run = train(DATA, out=tmp_path / "run", settings={**settings, "train_backbone": True}, **given)
+    model = load(run.weights)
+    moved = [(m.fade.item(), m.b.item()) for m in model.modules() if isinstance(m, Network)]
+    assert moved == [(0, 2)] * 2  # in front of the blocks and behind them
+    assert (explain(model, torch.rand(2, 3, 16, 16)).residual == 0).all()
+    assert run.rows[-1]["fade"] == 0
+    with pytest.raises(ValueError, match="needs a network with B-cos layers"):
+        train(DATA, out=tmp_path / "other", model="bcos_vit_ti_38", recipe="bcosify", init=init)
 
 
 def test_at_the_start_the_student_is_the_teacher(converted):

@@ -225,3 +225,12 @@ def test_a_finished_run_resumes_to_itself(whole, tmp_path, capsys):
     run = train(out=whole, resume=True)
     assert (whole / "metrics.csv").read_bytes() == before
     assert len(run.rows) == 3
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [*range(1, 13)]), (1e9, [4, 8, 12])])
+def test_checkpoints_by_time(tmp_path, monkeypatch, minutes, steps):
+    saved = []
+    monkeypatch.setattr(ChecksummedIO, "save_checkpoint", lambda _, c, *a, **k: saved.append(c))
+    timed = recipe(checkpoint_steps=None, checkpoint_minutes=minutes)
+    train(DATA, out=tmp_path / "run", model=model_config(), recipe=timed)
+    assert [checkpoint["global_step"] for checkpoint in saved] == steps

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.models.base import Classifier, LogitLayer
-from bcosvit.models.config import BcosifiedConfig
+from bcosvit.models.config import BcosifiedConfig, ModelConfig
 from bcosvit.models.network import Network, Program
 from bcosvit.models.registry import register_model
 from bcosvit.models.rewriting import Writer, WriterOptions, recordings
@@ -93,8 +93,9 @@ class Bcosified(Classifier[BcosifiedConfig]):
 class BcosifySchedule:
     """Lets a converted model's constants fade (λ 1 → 0) and its exponent rise (B 1 → ``b``).
 
-    Both move along half a cosine over the first part of the training, which leaves the rest to a
-    true B-cos network whose residual is exactly zero.
+    A B-cos ViT whose backbone is a converted model is moved, too: its backbone and, where it is
+    kept, the backbone's head. Both values move along half a cosine over the first part of the
+    training, which leaves the rest to a true B-cos network whose residual is exactly zero.
 
     Args:
         end: The share of the training after which λ = 0 and B = ``b``.
@@ -128,21 +129,36 @@ class BcosifySchedule:
         return 1 - moved, 1 + moved * (self.b - 1)
 
     def apply(self, model: nn.Module, progress: float) -> None:
-        """Sets λ and B of ``model`` (compiled or not) in place, without compiling it again."""
+        """Sets λ and B of ``model`` (compiled or not) in place, without compiling it again.
+
+        Raises:
+            ValueError: The model is not converted and has no converted backbone, or it was
+                converted without B-cos layers.
+        """
         inner = unwrapped(model)
-        if not isinstance(inner, Bcosified):
+        converted = converted_part(getattr(inner, "config", None))
+        if converted is None:
             raise ValueError(
-                f"{type(inner).__name__} is not a converted model; give what bcosify returned."
+                f"{type(inner).__name__} is not a converted model; give what bcosify returned, or "
+                f"a B-cos ViT with such a model as its backbone."
             )
         fade, b = self.at(progress)
-        if b != 1 and not inner.config.bcos:
+        if b != 1 and not converted.bcos:
             raise ValueError(
                 "The model was converted without B-cos layers, so B cannot rise; convert it with "
                 "bcosify(model, b=1.0)."
             )
         with torch.no_grad():
-            inner.fade.fill_(fade)
-            inner.b.fill_(b)
+            for module in inner.modules():
+                if isinstance(module, Network):
+                    module.fade.fill_(fade)
+                    module.b.fill_(b)
+
+
+def converted_part(config: object) -> BcosifiedConfig | None:
+    """The config of a converted model, or of a ViT's converted backbone; otherwise ``None``."""
+    config = config.backbone if isinstance(config, ModelConfig) else config
+    return config if isinstance(config, BcosifiedConfig) else None
 
 
 def bcosify(

@@ -285,6 +285,7 @@ def _probe(study: Study, spec: RunSpec) -> Cost:
         epochs=PROBE_EPOCHS,
         warmup_epochs=0,
         checkpoint_steps=None,
+        checkpoint_minutes=None,
         explain_every=0,
         cache_folder=None,
     )

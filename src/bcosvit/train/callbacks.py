@@ -520,9 +520,11 @@ class Checkpoints(Checkpoint):
         self.path = folder / LAST
         self.recipe = recipe
         self.signals = signals
+        self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.signals.catch()
+        self._saved_at = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -532,8 +534,9 @@ class Checkpoints(Checkpoint):
             return
         every = self.recipe.checkpoint_steps
         stop = self._asked_to_stop(trainer)
-        if stop or (every is not None and trainer.global_step % every == 0):
-            trainer.save_checkpoint(self.path)
+        due = every is not None and trainer.global_step % every == 0
+        if stop or due or self._is_time(trainer):
+            self._save(trainer)
         if stop:
             raise Stopped
 
@@ -542,9 +545,21 @@ class Checkpoints(Checkpoint):
         stop = self._asked_to_stop(trainer) and epoch < self.recipe.epochs
         due = epoch % self.recipe.checkpoint_epochs == 0 or epoch == self.recipe.epochs
         if stop or due:
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
         if stop:
             raise Stopped
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.path)
+        self._saved_at = time.monotonic()
+
+    def _is_time(self, trainer: Trainer) -> bool:
+        minutes = self.recipe.checkpoint_minutes
+        if minutes is None:
+            return False
+        # Clocks differ; all processes have to save in the same step.
+        late = time.monotonic() - self._saved_at >= 60 * minutes
+        return trainer.strategy.reduce_boolean_decision(late, all=False)
 
     def _asked_to_stop(self, trainer: Trainer) -> bool:
         # A signal may reach one process only, or all of them in different steps.

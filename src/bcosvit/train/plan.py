@@ -18,6 +18,7 @@ import yaml
 import bcosvit
 from bcosvit.data.dataset import Source, open_source
 from bcosvit.files import atomic
+from bcosvit.models.bcosify import converted_part
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig
 from bcosvit.models.hub import is_file
 from bcosvit.models.registry import from_dict, model_config, needs_backbone, to_dict
@@ -37,6 +38,7 @@ NEUTRAL_FIELDS = frozenset(
         "num_workers",
         "checkpoint_epochs",
         "checkpoint_steps",
+        "checkpoint_minutes",
         "explain_every",
         "localize_every",
         "cache_folder",
@@ -262,11 +264,6 @@ def _model(
             f"The converted network has {kind.num_classes} classes, but {data} has {classes}; "
             f"give the original a head for {classes} classes before you convert it."
         )
-    if recipe.fade_until is not None and not (isinstance(kind, BcosifiedConfig) and kind.bcos):
-        raise ValueError(
-            f"fade_until = {recipe.fade_until} is not allowed for a {kind.noun}: it needs a "
-            f"network with B-cos layers that bcosvit bcosify converted; give its file as --init."
-        )
     if "image_size" in kind.fields() and recipe.image_size is not None:
         options.setdefault("image_size", recipe.image_size)
     if recipe.train_backbone is not None:
@@ -277,11 +274,27 @@ def _model(
             )
         options.setdefault("train_backbone", recipe.train_backbone)
     config = model_config(model, **options) if isinstance(model, str) else model.replace(**options)
+    if recipe.fade_until is not None:
+        _check_fading(config, recipe.fade_until)
     if config.image_size[0] != config.image_size[1]:
         raise ValueError(
             f"image_size = {config.image_size} is not allowed: training images are square."
         )
     return config
+
+
+def _check_fading(config: Config, fade_until: float) -> None:
+    converted = converted_part(config)
+    if converted is None or not converted.bcos:
+        raise ValueError(
+            f"fade_until = {fade_until} is not allowed for a {config.noun}: it needs a network "
+            f"with B-cos layers that bcosvit bcosify converted; give its file as --init."
+        )
+    if isinstance(config, ModelConfig) and not config.train_backbone:
+        raise ValueError(
+            f"fade_until = {fade_until} is not allowed with a frozen backbone, which could not "
+            f"learn to do without its constants; set train_backbone=True."
+        )
 
 
 def _taught(recipe: Recipe, init: str | None, source: Source) -> tuple[Recipe, tuple[str, ...]]:

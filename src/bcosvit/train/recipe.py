@@ -34,6 +34,7 @@ _MAY_BE_ZERO = frozenset({"explain_every", "localize_every", "num_workers", "see
 """Integers that need not be positive."""
 _POSITIVE = frozenset(
     {"learning_rate", "adam_eps", "clip_value", "cache_gigabytes", "eval_crop", "ema"}
+    | {"checkpoint_minutes"}
 )
 """Numbers that may not be zero."""
 _SHARES = frozenset(
@@ -181,6 +182,8 @@ class Recipe:
     """Epochs between checkpoints."""
     checkpoint_steps: int | None = None
     """Optimizer steps between further checkpoints within an epoch; ``None``: none."""
+    checkpoint_minutes: float | None = None
+    """Minutes after which a further checkpoint is written within an epoch; ``None``: never."""
     explain_every: int = 5
     """Epochs between images of contributions; 0: none."""
     localize_every: int = 0
@@ -439,6 +442,7 @@ register_recipe(
         crop=(0.3, 1.0),
         mixup=0.5,
         localize_every=2,
+        checkpoint_minutes=5.0,
     ),
     summary="a converted network (bcosvit bcosify) to a B-cos network, taught by the original",
     command="bcosvit train photos/ --recipe bcosify --init converted.safetensors "

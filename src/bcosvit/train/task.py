@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
 from bcosvit.models.base import Classifier
-from bcosvit.models.bcosify import Bcosified, BcosifySchedule
+from bcosvit.models.bcosify import BcosifySchedule
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn import CUDAGraphRunner
 from bcosvit.train.data import Batch, derive_seed
@@ -158,8 +158,8 @@ class Task(LightningModule):
         if self.fading is not None:
             # Averaged weights would come with averages of λ and B.
             self.fading.apply(self.model, self.progress)
-            assert isinstance(self.model, Bcosified)
-            self.measured |= {"fade": self.model.fade.item(), "b": self.model.b.item()}
+            fade, b = self.fading.at(self.progress)
+            self.measured |= {"fade": fade, "b": b}
 
     @property
     def progress(self) -> float:
