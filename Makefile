@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint demo docs clean
+.PHONY: test test-slow lint demo docs mutants clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+# Whether the tests notice 150 small mistakes in the mathematics; about an hour on 2 cores.
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py --out mutants.json
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py
