@@ -24,7 +24,7 @@ from bcosvit.messages import and_more
 from bcosvit.models.base import AnyModel, load
 from bcosvit.models.hub import DEFAULT, locate
 from bcosvit.models.registry import to_dict
-from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, read_metadata
+from bcosvit.models.weights import CLASSES_KEY, IDS_KEY, RUN_KEY, read_metadata
 from bcosvit.nn import prepared_view
 
 __all__ = ["Explanation", "Predictor", "choose_device", "confidence", "log_odds"]
@@ -148,6 +148,8 @@ class Predictor:
     """Of all classes; numbers where the weights file brings none."""
     has_class_names: bool = True
     """Whether the weights file brings names."""
+    class_ids: tuple[str, ...] | None = None
+    """Short names of all classes, such as WordNet IDs, where the weights file brings some."""
     transform: EvalTransform
     """How pictures become the model's input: as in training, else the paper's crop."""
     weights: str = ""
@@ -174,6 +176,7 @@ class Predictor:
         return cls.of(
             model,
             _class_names(path, metadata, model.config.num_classes),
+            class_ids=_class_names(path, metadata, model.config.num_classes, IDS_KEY),
             crop=json.loads(metadata.get(RUN_KEY, "{}")).get("eval_crop"),
             weights=str(weights),
         )
@@ -184,6 +187,7 @@ class Predictor:
         model: AnyModel,
         class_names: Sequence[str] | None = None,
         *,
+        class_ids: Sequence[str] | None = None,
         crop: float | None = None,
         weights: str = "",
     ) -> "Predictor":
@@ -192,6 +196,7 @@ class Predictor:
         Args:
             model: The model, on its device.
             class_names: One name per class; without, classes are numbered.
+            class_ids: Short names of the classes, such as WordNet IDs, that data may use.
             crop: The share of a picture's short side that the model sees; the paper's by default.
             weights: What to call the model in reports.
 
@@ -209,6 +214,7 @@ class Predictor:
             model=prepared_view(model),
             class_names=tuple(class_names or (f"class {number}" for number in range(count))),
             has_class_names=class_names is not None,
+            class_ids=None if class_ids is None else tuple(class_ids),
             transform=EvalTransform(height, crop or EvalTransform.crop_fraction),
             weights=weights,
         )
@@ -370,10 +376,12 @@ def choose_device(device: str) -> torch.device:
         ) from error
 
 
-def _class_names(path: Path, metadata: dict[str, str], count: int) -> tuple[str, ...] | None:
-    if CLASSES_KEY not in metadata:
+def _class_names(
+    path: Path, metadata: dict[str, str], count: int, key: str = CLASSES_KEY
+) -> tuple[str, ...] | None:
+    if key not in metadata:
         return None
-    names = tuple(str(name) for name in json.loads(metadata[CLASSES_KEY]))
+    names = tuple(str(name) for name in json.loads(metadata[key]))
     if len(names) != count:
         raise ValueError(
             f"{path} names {len(names)} classes, but its model has {count}; "

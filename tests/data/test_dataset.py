@@ -2,11 +2,13 @@
 
 import pickle
 import random
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from bcosvit.data.dataset import (
@@ -20,6 +22,7 @@ from bcosvit.data.dataset import (
     Split,
     check_source,
     labeled_images,
+    match_classes,
     open_source,
     register_source,
     source_syntax,
@@ -221,8 +224,62 @@ def test_labels_are_matched_by_name() -> None:
     names = tuple(reversed((*source.classes, "unicorn")))
     images = labeled_images(source, "val", names, EvalTransform(16))
     assert [names[images[i][1]] for i in range(9)] == [source.classes[i % 8] for i in range(9)]
-    with pytest.raises(ValueError, match="'ladybird' that the model does not know"):
+    with pytest.raises(ValueError, match="'ladybird' is none that the model knows"):
         labeled_images(source, "val", ("lemon", "unicorn"), EvalTransform(16))
+
+
+NAMES, IDS = ("tench", "golf ball", "great white shark"), ("n01", "n03", "n02")
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["golf ball", "tench"],
+        ["Golf_Ball", "tench"],
+        ["n03", "N01"],
+        ["1", "0"],
+        ["001", "000"],
+        ["001_n03", "000_n01"],
+        ["1-golf-ball", "0. tench"],
+    ],
+)
+def test_class_folders_are_named_in_any_usual_way(folders: list[str]) -> None:
+    assert match_classes(folders, NAMES, IDS) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["tench", "unicorn"],
+        # Counted from 1.
+        ["001_tench", "002_golf_ball"],
+        ["2", "3"],
+        # One way for all folders.
+        ["n01", "golf ball"],
+        # Two folders for one class.
+        ["tench", "Tench"],
+    ],
+)
+def test_class_folders_that_fit_no_class_are_an_error(folders: list[str]) -> None:
+    with pytest.raises(ValueError, match="none that the model knows"):
+        match_classes(folders, NAMES, IDS)
+
+
+def test_a_validation_split_alone_can_be_evaluated(tmp_path: Path) -> None:
+    for name in ("n01", "n03"):
+        (tmp_path / "data" / "val" / name).mkdir(parents=True)
+        for number in range(2):
+            path = tmp_path / "data" / "val" / name / f"{number}.png"
+            Image.new("RGB", (16, 16)).save(path)
+    with tarfile.open(tmp_path / "val-0.tar", "w") as archive:
+        archive.add(tmp_path / "data" / "val", "val")
+    for data in (tmp_path / "data", tmp_path / "val-0.tar"):
+        with pytest.raises(SourceError):
+            open_source(data)
+        source = open_source(data, only_val=True)
+        assert (len(source.train), len(source.val)) == (0, 4)
+        images = labeled_images(source, "val", NAMES, EvalTransform(16), class_ids=IDS)
+        assert [images[n][1] for n in range(4)] == [0, 0, 1, 1]
 
 
 def test_labels_are_positions_where_the_model_has_no_names() -> None:

@@ -49,6 +49,15 @@ def test_the_report_and_its_tables(weights, tmp_path):
     assert '"grids": 2' in page.text
 
 
+def test_half_precision_and_its_completeness(weights, tmp_path):
+    options = {**QUICK, "methods": "inherent", "metrics": "perturbation"}
+    full = evaluate_weights(weights, DATA, out=tmp_path / "a", **options)
+    half = evaluate_weights(weights, DATA, out=tmp_path / "b", precision="bf16", **options)
+    assert full.completeness.worst < 1e-5 < half.completeness.worst < 0.1
+    with pytest.raises(ValueError, match="bf16"):
+        evaluate_weights(weights, DATA, out=tmp_path / "c", precision="half")
+
+
 def keys(found):
     return [image.key for image in found["perturbation"].images]
 
@@ -133,7 +142,7 @@ def test_a_model_that_is_never_right(tmp_path):
 def test_masks_on_a_page(weights, tmp_path, monkeypatch):
     split = Split(Halves(16))
     source = Source(name="halves", classes=SCENES, train=split, val=split)
-    monkeypatch.setattr("bcosvit.report.evaluate.open_source", lambda data: source)
+    monkeypatch.setattr("bcosvit.report.evaluate.open_source", lambda data, **_: source)
     found = evaluate_weights(weights, "halves", out=tmp_path, **QUICK)
     assert found["masks"].without == 5
     assert found["masks"].chance.mean == 0.5
@@ -192,7 +201,7 @@ def test_mistakes(tmp_path, options, says):
 
 def test_data_with_other_classes(tmp_path):
     named = write_weights(tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="'ladybird' that the model does not know"):
+    with pytest.raises(ValueError, match="'ladybird' is none that the model knows"):
         evaluate_weights(named, DATA, out=tmp_path / "out")
     unnamed = write_weights(tmp_path / "b.safetensors", classes=None)
     with pytest.raises(ValueError, match=r"8 classes .* knows 5"):

@@ -45,6 +45,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
     num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
     device: Annotated[str, DEVICE] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="What the model computes in: 32, bf16 or fp16.")
+    ] = "32",
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON, nothing else.")
     ] = False,
@@ -54,6 +57,9 @@ def evaluate(
     Examples:
 
     bcosvit evaluate --weights best.safetensors --data photos/ --out results
+
+    bcosvit evaluate --weights WEIGHTS --data imagenet/
+    --metrics accuracy,localization --out results
 
     bcosvit evaluate --weights best.safetensors --data scenes --limit 100
     --metrics localization --methods inherent,intgrad --grids 25 --out quick
@@ -75,6 +81,7 @@ def evaluate(
         seed=seed,
         num_workers=num_workers,
         device=device,
+        precision=precision,
         console=Console(stderr=True),
     )
     if json:

@@ -7,6 +7,7 @@ from bcosvit.data.dataset import (
     Split,
     check_source,
     labeled_images,
+    match_classes,
     open_source,
     register_source,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "check_source",
     "labeled_images",
     "list_images",
+    "match_classes",
     "open_source",
     "read_image",
     "register_source",

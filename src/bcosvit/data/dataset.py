@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,7 @@ __all__ = [
     "check_source",
     "hold_out",
     "labeled_images",
+    "match_classes",
     "open_source",
     "register_source",
     "source_syntax",
@@ -300,6 +302,8 @@ class SourceOptions:
     seed: int = 0
     max_skipped: float = 0.01
     cache: Path | None = None
+    only_val: bool = False
+    """Whether images of a validation split alone will do; there are then none to train on."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
@@ -375,6 +379,7 @@ def open_source(
     seed: int = 0,
     max_skipped: float = 0.01,
     cache: Path | None = None,
+    only_val: bool = False,
 ) -> Source:
     """Opens a data set: a folder, tar shards, a Hugging Face dataset, drawn scenes.
 
@@ -395,6 +400,8 @@ def open_source(
         max_skipped: The share of a split that may be unreadable. Unless it is 0, one image always
             may.
         cache: Where copies of remote shards are kept; the user's cache folder by default.
+        only_val: Whether data that have a validation split alone, such as a folder with ``val/``
+            and no ``train/``, will do. The training split is then empty.
 
     Raises:
         SourceError: If the data cannot be used.
@@ -405,7 +412,11 @@ def open_source(
         (8, 80, 16)
     """
     options = SourceOptions(
-        val_fraction=val_fraction, seed=seed, max_skipped=max_skipped, cache=cache
+        val_fraction=val_fraction,
+        seed=seed,
+        max_skipped=max_skipped,
+        cache=cache,
+        only_val=only_val,
     )
     for _, kind in reversed(SOURCES.items()):
         if kind.matches(data):
@@ -439,7 +450,9 @@ def build_source(
     """
     classes = check_classes(classes, name)
     for part, split in {"training": train, "validation": val}.items():
-        absent = set() if split is None else set(range(len(classes))) - set(split.labels())
+        if split is None or (options.only_val and split is train and not len(train)):
+            continue
+        absent = set(range(len(classes))) - set(split.labels())
         if absent:
             names = and_more(repr(classes[label]) for label in sorted(absent))
             raise SourceError(
@@ -673,12 +686,13 @@ def labeled_images(
     transform: Transform,
     *,
     num_classes: int | None = None,
+    class_ids: Sequence[str] | None = None,
 ) -> LabeledImages:
     """Returns the images of a source with the labels of a model.
 
-    Data and model have class names of their own. Labels are matched by name, so that a model can be
-    evaluated on some of its classes or on data in another order. If the model has no names, labels
-    are positions.
+    Data and model have class names of their own. Labels are matched by name (`match_classes`), so
+    that a model can be evaluated on some of its classes or on data in another order. If the model
+    has no names, labels are positions.
 
     Args:
         source: The data set.
@@ -686,6 +700,7 @@ def labeled_images(
         class_names: The names of the model's classes, or None if it has none.
         transform: Turns an image into the model's input.
         num_classes: The number of the model's classes, to be checked where it has no names.
+        class_ids: Short names of the model's classes, such as WordNet IDs, that data may use.
 
     Raises:
         ValueError: If the split is unknown or if the data have classes that the model does not.
@@ -711,14 +726,84 @@ def labeled_images(
                 "with the classes that it was trained on."
             )
         return LabeledImages(splits[split], range(count), transform)
-    unknown = [name for name in source.classes if name not in class_names]
-    if unknown:
-        raise ValueError(
-            f"{source.name} has a class {unknown[0]!r} that the model does not know (it knows "
-            f"{and_more(class_names, 10)}): use data with the classes that it was trained on."
-        )
-    labels = [list(class_names).index(name) for name in source.classes]
+    try:
+        labels = match_classes(source.classes, class_names, class_ids)
+    except ValueError as error:
+        raise ValueError(f"{source.name} does not fit the model: {error}") from error
     return LabeledImages(splits[split], labels, transform)
+
+
+def match_classes(
+    names: Sequence[str], class_names: Sequence[str], class_ids: Sequence[str] | None = None
+) -> list[int]:
+    """Finds the classes of a model that the class folders of a data set mean.
+
+    All folders are named in the same way, the first of these that fits all of them: as the model
+    names its classes; the same without regard to case, with ``_`` or ``-`` for spaces
+    (``golf_ball``); by the model's IDs (``n03445777``); by numbers from 0 (``574``); or by a number
+    followed by one of the others (``574_n03445777``, ``574-golf ball``).
+
+    Args:
+        names: The names of the data set's classes.
+        class_names: The names of the model's classes.
+        class_ids: IDs of the model's classes, such as WordNet IDs, in the same order.
+
+    Returns:
+        The model's class for each name.
+
+    Raises:
+        ValueError: If a name fits no class, or two fit the same one.
+
+    Examples:
+        >>> match_classes(["n02", "n01"], ["tench", "golf ball"], ["n01", "n02"])
+        [1, 0]
+        >>> match_classes(["Golf_ball"], ["tench", "golf ball"])
+        [1]
+        >>> match_classes(["001_n02", "000_n01"], ["tench", "golf ball"], ["n01", "n02"])
+        [1, 0]
+    """
+    exact = {name: label for label, name in reversed([*enumerate(class_names)])}
+    plain = {_plain_name(name): label for name, label in exact.items()}
+    by_id = {name.casefold(): label for label, name in enumerate(class_ids or ())}
+
+    def number(name: str) -> int | None:
+        found = int(name) if name.isascii() and name.isdecimal() else -1
+        return found if 0 <= found < len(class_names) else None
+
+    def numbered(name: str) -> int | None:
+        first, rest = re.fullmatch(r"(\d*)[-_. ]?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+        means = {by_id.get(rest.casefold()), plain.get(_plain_name(rest))} - {None}
+        found = number(first)
+        # Data that count from 1 would otherwise be off by one class without a word.
+        return found if found in means else None
+
+    ways = (
+        exact.get,
+        lambda name: plain.get(_plain_name(name)),
+        lambda name: by_id.get(name.casefold()),
+        number,
+        numbered,
+    )
+    misses: list[tuple[int, str]] = []
+    for way in ways:
+        labels = [way(name) for name in names]
+        found = [label for label in labels if label is not None]
+        if len({*found}) == len(names):
+            return found
+        missing = next((n for n, label in zip(names, labels, strict=True) if label is None), None)
+        misses.append((len(found), missing or names[0]))
+    _, example = max(misses, key=lambda miss: miss[0])
+    ids = f"by IDs such as {class_ids[0]!r}, " if class_ids else ""
+    raise ValueError(
+        f"the class {example!r} is none that the model knows ({and_more(class_names, 10)}); name "
+        f"the class folders as the model does, {ids}or by numbers from 0 to "
+        f"{len(class_names) - 1}."
+    )
+
+
+def _plain_name(name: str) -> str:
+    """A class name as it is compared: without case, and with spaces between words."""
+    return " ".join(re.split(r"[\s_-]+", unicodedata.normalize("NFC", name).casefold().strip()))
 
 
 def parse_query(data: str, *allowed: str) -> tuple[str, dict[str, str]]:

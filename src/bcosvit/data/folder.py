@@ -57,7 +57,7 @@ class FolderReader:
 def open_folder(data: str, options: SourceOptions) -> Source:
     """Opens a folder of class folders, or one with ``train/`` and ``val/`` that hold them."""
     root = Path(data)
-    parts = _parts(root)
+    parts = _parts(root, options)
     classes: tuple[str, ...] = ()
     paths: list[str] = []
     labels: list[int] = []
@@ -79,8 +79,10 @@ def open_folder(data: str, options: SourceOptions) -> Source:
             labels += [label] * len(found)
         ends.append(len(paths))
     images = Split(FolderReader(root, paths, labels))
-    train = images.select(range(ends[0]))
-    val = images.select(range(ends[0], ends[1])) if len(ends) > 1 else None
+    # A validation split without a training split is allowed where nothing is trained.
+    start = 0 if parts[0].name.lower() in VAL_NAMES and parts[0] != root else ends[0]
+    train = images.select(range(start))
+    val = images.select(range(start, ends[-1])) if len(ends) > 1 or not start else None
     return build_source(data, classes, train, val, options)
 
 
@@ -100,13 +102,15 @@ def open_unlabeled(data: str, options: SourceOptions) -> Source:
     return Source(name=data, classes=(), train=train, val=val)
 
 
-def _parts(root: Path) -> list[Path]:
-    """The folders that hold class folders: the root, train/, or train/ and val/."""
+def _parts(root: Path, options: SourceOptions) -> list[Path]:
+    """The folders that hold class folders: the root, train/, train/ and val/, or val/ alone."""
     folders = {folder.name.lower(): folder for folder in _subfolders(root)}
     train, val = split_names(folders)
     if train is not None:
         return [folders[train], *([] if val is None else [folders[val]])]
     if val is not None and folders.keys() <= set(VAL_NAMES):
+        if options.only_val:
+            return [folders[val]]
         raise SourceError(f"The data folder {root} has {folders[val].name}/ but no train/: add it.")
     return [root]
 

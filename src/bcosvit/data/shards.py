@@ -118,7 +118,8 @@ def open_shards(data: str, options: SourceOptions) -> Source:
         raise SourceError(f"There are no images in {data}: check what the shards contain.")
     names = {member.split for member in found}
     train, val = split_names(names)
-    if (train is None and val is not None) or (None in names and len(names) > 1):
+    no_train = train is None and val is not None and not options.only_val
+    if no_train or (None in names and len(names) > 1):
         listed = ", ".join(sorted(name or "neither" for name in names))
         raise SourceError(
             f"The shards {data} hold images marked {listed}: mark all of them as train or val, by "

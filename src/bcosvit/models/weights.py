@@ -28,6 +28,8 @@ CONFIG_KEY = "bcosvit.config"
 """The metadata key of the model's config, as JSON."""
 CLASSES_KEY = "bcosvit.classes"
 """The metadata key of the class names, a JSON list."""
+IDS_KEY = "bcosvit.class_ids"
+"""The metadata key of short names of the classes, such as WordNet IDs, a JSON list."""
 RUN_KEY = "bcosvit.run"
 """The metadata key of what training says about itself, as JSON."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from markupsafe import Markup
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TaskID, TimeRemainingColumn
@@ -35,6 +36,8 @@ from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import metric_columns
 
 REPORT = "report.html"
+PRECISIONS = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What a model may compute in, by the names that recipes use, too."""
 
 
 def evaluate_weights(
@@ -51,6 +54,7 @@ def evaluate_weights(
     seed: int = 0,
     num_workers: int = 0,
     device: str = "auto",
+    precision: str = "32",
     console: Console | None = None,
 ) -> Evaluation:
     """Measures a model and its explanations, and writes tables and a report.
@@ -68,6 +72,7 @@ def evaluate_weights(
         seed: Of everything that is drawn at random.
         num_workers: How many processes read ahead.
         device: A device by name; ``"auto"`` is the accelerator where there is one.
+        precision: What the model computes in: "32", "bf16" or "fp16".
         console: Where progress bars are shown.
 
     Returns:
@@ -76,15 +81,21 @@ def evaluate_weights(
     Raises:
         ValueError: If an argument is not allowed, or a metric that is named cannot be measured.
     """
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision = {precision!r} is not allowed: choose one of {', '.join(PRECISIONS)}."
+        )
     predictor = Predictor.load(weights, device)
+    predictor.model.to(PRECISIONS[precision])
     chosen = predictor.methods(methods)
-    source = open_source(data)
+    source = open_source(data, only_val=True)
     pictures = labeled_images(
         source,
         split,
         predictor.class_names if predictor.has_class_names else None,
         predictor.transform,
         num_classes=len(predictor.class_names),
+        class_ids=predictor.class_ids,
     )
     if limit is not None:
         pictures.limit(limit, seed)
@@ -119,6 +130,7 @@ def evaluate_weights(
             "Model": predictor.describe(),
             "Weights": predictor.weights,
             "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
+            "Precision": str(PRECISIONS[precision]).removeprefix("torch."),
         },
         provenance=Provenance.of({"evaluation": dict(found.settings), "model": predictor.config}),
         left_out=left_out,
