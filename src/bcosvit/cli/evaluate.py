@@ -17,10 +17,10 @@ def evaluate(
     metrics: Annotated[
         str,
         typer.Option(
-            help="all, or some of {metrics}, separated by commas.",
+            help="default, all, or some of {metrics}, separated by commas.",
             autocompletion=complete("metrics", several=True),
         ),
-    ] = "all",
+    ] = "default",
     methods: Annotated[
         str,
         typer.Option(

@@ -23,7 +23,19 @@ from bcosvit.metrics.accuracy import Accuracy, AccuracyResult, most_confident
 from bcosvit.metrics.grid_pointing import GridPointingGame, GridPointingResult, localization_score
 
 # isort: split
-from bcosvit.metrics.perturbation import PerturbationResult, PixelPerturbation, area_between
+from bcosvit.metrics.perturbation import (
+    DeletionInsertion,
+    DeletionInsertionResult,
+    PerturbationResult,
+    PixelPerturbation,
+    area_between,
+)
+
+# isort: split
+from bcosvit.metrics.additivity import Additivity, AdditivityResult
+
+# isort: split
+from bcosvit.metrics.randomization import Randomization, RandomizationResult
 
 # isort: split
 from bcosvit.metrics.masks import MaskOverlap, MaskResult, energy_inside, pointing
@@ -44,11 +56,15 @@ __all__ = [
     "METRICS",
     "Accuracy",
     "AccuracyResult",
+    "Additivity",
+    "AdditivityResult",
     "BarChart",
     "Bootstrap",
     "Chart",
     "Completeness",
     "CurveChart",
+    "DeletionInsertion",
+    "DeletionInsertionResult",
     "Estimate",
     "Evaluation",
     "ExplainedBatch",
@@ -65,6 +81,8 @@ __all__ = [
     "PixelPerturbation",
     "Prediction",
     "Progress",
+    "Randomization",
+    "RandomizationResult",
     "Resampled",
     "area_between",
     "configure",

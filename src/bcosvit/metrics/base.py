@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from bcosvit.attribution import Method
 from bcosvit.messages import unknown
 from bcosvit.metrics.statistics import Bootstrap, Estimate
 from bcosvit.models.base import AnyModel
@@ -66,6 +67,8 @@ class ExplainedBatch:
     """How many images may pass through the model at once."""
     from_encoded: FromEncoded
     """The model's ``from_encoded``, possibly as a CUDA graph."""
+    methods: Sequence[Method] = ()
+    """The methods that made the maps, for metrics that explain more than the images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +155,8 @@ class Metric(ABC):
     """Whether the metric looks at explanations; one that does not only gets the predictions."""
     needs_masks: ClassVar[bool] = False
     """Whether the metric needs the objects' masks; images without one are left out."""
+    default: ClassVar[bool] = True
+    """Whether `evaluate` measures it where no metrics are named."""
     version: ClassVar[int] = 1
     """Increased when the metric's numbers change, so that cached ones are measured again."""
 

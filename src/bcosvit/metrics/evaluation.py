@@ -126,8 +126,8 @@ def evaluate(
         model: The model, in evaluation mode.
         data: A map-style data set of (image [3, H, W], label, key).
         methods: Explanation methods, by name or as objects.
-        metrics: Metrics by name or as objects; None stands for all registered metrics that can be
-            measured, with their default options. Accuracy is always measured.
+        metrics: Metrics by name or as objects; None stands for the default ones
+            (`Metric.default`) that can be measured. Accuracy is always measured.
         masks: A function from a position in the data to the object's mask [H, W] or None.
         bootstrap: How to compute intervals.
         batch_size: How many images pass through the model at once, except for grids, where at
@@ -158,10 +158,10 @@ def evaluate(
         1.0
     """
     model = unwrapped(model)
-    chosen = [
-        METRICS.get(each) if isinstance(each, str) else each
-        for each in (METRICS if metrics is None else metrics)
-    ]
+    if metrics is None:
+        chosen = [metric for _, metric in METRICS.items() if metric.default]
+    else:
+        chosen = [METRICS.get(each) if isinstance(each, str) else each for each in metrics]
     left_out = obstacles(chosen, model, data, has_masks=masks is not None)
     if metrics is not None and left_out:
         name, reason = next(iter(left_out.items()))
@@ -411,6 +411,7 @@ def _score_batch(
                 masks=inside,
                 batch_size=run.batch_size,
                 from_encoded=run.scoring,
+                methods=run.methods,
             )
         )
         for number, row in zip(numbers, _rows(scores), strict=True):

@@ -28,6 +28,7 @@ from bcosvit.metrics.base import (
     Prediction,
     register_metric,
 )
+from bcosvit.metrics.removal import check_min_confidence, check_smooth, confident, smoothed
 from bcosvit.metrics.statistics import Bootstrap, Estimate
 
 CELLS = 4
@@ -69,10 +70,16 @@ class GridPointingGame(Metric):
 
     grids: int = 250
     seed: int = 0
+    smooth: int = 1
+    """Maps are averaged over squares of so many pixels before their positive part is taken."""
+    min_confidence: float = 0.0
+    """Images in whose class the model is less confident are left out."""
 
     def __post_init__(self) -> None:
         if self.grids < 1:
             raise ValueError(f"grids = {self.grids} is not allowed: give an integer >= 1.")
+        check_smooth(self.smooth)
+        check_min_confidence(self.min_confidence)
 
     def obstacle(self, num_classes: int) -> str | None:
         if num_classes < CELLS:
@@ -92,7 +99,8 @@ class GridPointingGame(Metric):
                 f"leave out the grid pointing game."
             )
         queues: dict[int, list[Prediction]] = {}
-        for prediction in reversed(most_confident(predictions)):
+        able = confident(predictions, self.min_confidence)
+        for prediction in reversed(most_confident(able)):
             queues.setdefault(prediction.label, []).append(prediction)
         generator = torch.Generator().manual_seed(self.seed)
         planned: list[Item] = []
@@ -113,7 +121,7 @@ class GridPointingGame(Metric):
         """Returns the scores of the four cells [N, 4] by method."""
         cell = torch.arange(CELLS, device=batch.images.device).repeat(len(batch.images) // CELLS)
         return {
-            method: localization_score(each, cell).view(-1, CELLS)
+            method: localization_score(smoothed(each, self.smooth), cell).view(-1, CELLS)
             for method, each in batch.maps.items()
         }
 
@@ -141,10 +149,13 @@ class GridPointingResult(MetricResult):
     """By method; whole grids are resampled, since the cells of one share a picture."""
 
     def about(self) -> str:
+        game = self.game
+        smooth = f" after averaging over {game.smooth}×{game.smooth} px" if game.smooth > 1 else ""
+        least = f" of at least {game.min_confidence:.0%} confidence" * (game.min_confidence > 0)
         return (
-            f"Four images in one picture: the share of a class's positive attribution that falls "
-            f"on its own image. {len(self.grids)} grids of {self.game.grids} asked for; they end "
-            f"when fewer than four classes have correctly classified images left."
+            f"Four images in one picture: the share of a class's positive attribution{smooth} that "
+            f"falls on its own image. {len(self.grids)} grids of {game.grids} asked for; they end "
+            f"when fewer than four classes have correctly classified images{least} left."
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:

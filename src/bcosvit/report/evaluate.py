@@ -38,6 +38,8 @@ from bcosvit.report.tables import metric_columns
 REPORT = "report.html"
 PRECISIONS = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What a model may compute in, by the names that recipes use, too."""
+DEFAULT_METRICS = "default"
+"""Stands for the metrics that are measured unless others are named."""
 
 
 def evaluate_weights(
@@ -45,7 +47,7 @@ def evaluate_weights(
     data: str | Path,
     *,
     out: str | Path,
-    metrics: str = "all",
+    metrics: str = DEFAULT_METRICS,
     methods: str = "all",
     split: str = "val",
     limit: int | None = None,
@@ -63,7 +65,8 @@ def evaluate_weights(
         weights: A shipped model's name, or anything else that `bcosvit.load` takes.
         data: Anything that `open_source` takes.
         out: The folder for one CSV table per metric, ``summary.json`` and ``report.html``.
-        metrics: Names of metrics, separated by commas, or "all" that the data and model allow.
+        metrics: Names of metrics, separated by commas; or of those that the data and model allow,
+            "default" (`Metric.default`) or "all".
         methods: Names of methods, separated by commas, or "all" (`Predictor.methods`).
         split: The part of the data: "val", "train" or "all".
         limit: The number of pictures to draw at random; by default all are measured.
@@ -102,9 +105,14 @@ def evaluate_weights(
     masks = pictures.masks()
     values = {**(options or {}), "seed": seed}
     _check_options(values)
-    wanted = [_with_options(metric, values) for metric in METRICS.pick(metrics).values()]
+    named = metrics.strip() not in (DEFAULT_METRICS, "all")
+    wanted = [
+        _with_options(metric, values)
+        for metric in METRICS.pick(metrics if named else "all").values()
+        if metric.default or metrics.strip() != DEFAULT_METRICS
+    ]
     left_out = obstacles(wanted, predictor.model, pictures, has_masks=masks is not None)
-    if metrics.strip() == "all":
+    if not named:
         wanted = [metric for metric in wanted if metric.name not in left_out]
     elif left_out:
         name, reason = next(iter(left_out.items()))
