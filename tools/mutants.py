@@ -292,7 +292,7 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
-def measure_tests(folder: Path, jobs: int) -> dict[str, object]:
+def measure_tests(folder: Path, jobs: int, tests: list[str]) -> dict[str, object]:
     """Runs the tests on the unchanged code.
 
     Returns:
@@ -308,7 +308,7 @@ def measure_tests(folder: Path, jobs: int) -> dict[str, object]:
         "--cov-report=",
         "--continue-on-collection-errors",
         *(["-n", str(jobs)] if jobs > 1 else []),
-        *TESTS,
+        *tests,
     ]
     done = subprocess.run(
         command,
@@ -415,6 +415,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=120, help="the end, come what may")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="what may notice a mutant")
     parser.add_argument("--map", type=Path, help="a file for what tests run through, kept")
     parser.add_argument("--again", type=Path, help="run the survivors of this file again")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
@@ -446,7 +447,7 @@ def main() -> None:
             known = json.loads(options.map.read_text())
         else:
             folder = copies.get()
-            known = measure_tests(folder, options.jobs)
+            known = measure_tests(folder, options.jobs, options.tests)
             copies.put(folder)
             if options.map:
                 options.map.write_text(json.dumps(known))
