@@ -25,6 +25,28 @@ def and_more(items: Iterable[object], most: int = 5) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def printable(text: str, most: int = 200) -> str:
+    """Makes text of others fit to be shown: control characters become escapes, long text is cut.
+
+    Args:
+        text: A name or a value that somebody else wrote into a file.
+        most: How many characters are kept.
+
+    Returns:
+        The text in characters that do nothing but stand there.
+
+    Examples:
+        >>> printable("cat\\x1b[2J")
+        'cat\\\\x1b[2J'
+        >>> printable("a" * 8, most=5)
+        'aaaaa…'
+    """
+    shown = text[:most] + ("…" if len(text) > most else "")
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown
+    )
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
     """Writes the error message for a name that does not exist.
 

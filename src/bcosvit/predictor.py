@@ -7,7 +7,6 @@ command, report, page and study starts from one.
 
 import csv
 import difflib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from bcosvit.messages import and_more
 from bcosvit.models.base import AnyModel, load
 from bcosvit.models.hub import DEFAULT, locate
 from bcosvit.models.registry import to_dict
-from bcosvit.models.weights import CLASSES_KEY, IDS_KEY, RUN_KEY, read_metadata
+from bcosvit.models.weights import CLASSES_KEY, IDS_KEY, class_names, read_metadata, run_notes
 from bcosvit.nn import prepared_view
 
 __all__ = ["Explanation", "Predictor", "choose_device", "confidence", "log_odds"]
@@ -177,7 +176,7 @@ class Predictor:
             model,
             _class_names(path, metadata, model.config.num_classes),
             class_ids=_class_names(path, metadata, model.config.num_classes, IDS_KEY),
-            crop=json.loads(metadata.get(RUN_KEY, "{}")).get("eval_crop"),
+            crop=run_notes(metadata, path).get("eval_crop"),
             weights=str(weights),
         )
 
@@ -379,10 +378,8 @@ def choose_device(device: str) -> torch.device:
 def _class_names(
     path: Path, metadata: dict[str, str], count: int, key: str = CLASSES_KEY
 ) -> tuple[str, ...] | None:
-    if key not in metadata:
-        return None
-    names = tuple(str(name) for name in json.loads(metadata[key]))
-    if len(names) != count:
+    names = class_names(metadata, path, key)
+    if names is not None and len(names) != count:
         raise ValueError(
             f"{path} names {len(names)} classes, but its model has {count}; "
             f"save it again with a name for each."

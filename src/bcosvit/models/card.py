@@ -1,11 +1,11 @@
 """The model card: the README that stands beside weights, and that the hub shows first."""
 
-import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bcosvit.messages import and_more
 from bcosvit.models.config import Config
-from bcosvit.models.weights import CLASSES_KEY, RUN_KEY
+from bcosvit.models.weights import class_names, run_notes
 
 _HEAD = """---
 library_name: bcosvit
@@ -55,11 +55,11 @@ def model_card(
     """
     bcos = config.family == "bcos"
     height, width = config.image_size
-    names = json.loads(metadata.get(CLASSES_KEY, "[]"))
+    names = class_names(metadata, "The model card") or ()
     rows = {
         "input": f"RGB in [0, 1], {height}×{width} pixels",
         "classes": f"{config.num_classes}" + (f": {and_more(names, 20)}" if names else ""),
-        **_run(json.loads(metadata.get(RUN_KEY, "{}"))),
+        **_run(run_notes(metadata, "The model card")),
         **(details or {}),
     }
     head = _HEAD.format(
@@ -83,7 +83,7 @@ logits = model(images)  # RGB in [0, 1]; the model encodes it
 """
 
 
-def _run(run: Mapping[str, object]) -> dict[str, str]:
+def _run(run: Mapping[str, Any]) -> dict[str, str]:
     """What training wrote into the weights, where it did."""
     found = {key: f"`{run[key]}`" for key in ("data", "recipe") if key in run}
     if "accuracy" in run:

@@ -4,16 +4,17 @@ Fields that are not given take the default of their family or flavor when the co
 that a stored config says everything.
 """
 
+import bisect
 import copy
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
+from bcosvit.messages import printable
 from bcosvit.models import taps
-from bcosvit.models.network import Program
+from bcosvit.models.network import Program, check_program
 from bcosvit.nn.attention import AttentionKind
 from bcosvit.nn.linear import check_bcos
 
@@ -27,6 +28,28 @@ NUMBERS = (
     *("logit_scale", "logit_bias", "eps"),
 )
 """Fields of a `ModelConfig` that need not be whole."""
+
+LIMITS = {
+    "num_classes": 1_000_000,
+    "width": 65_536,
+    "num_heads": 4_096,
+    "depth": 1_000,
+    "maxout": 64,
+    "patch": 1_024,
+    "tap": 65_536,
+    "image_size": 16_384,
+    "growth": 4_096,
+    "bottleneck": 64,
+    "stem_width": 65_536,
+    "blocks": 1_000,
+    "widths": 65_536,
+}
+"""The largest value of every whole number in a config, far above what is of use: a config comes
+with weights of unknown origin, and a model is described before its weights are compared with it."""
+MOST_STAGES = 8
+"""Dense blocks of a DenseNet, convolutions of a stem."""
+LARGEST_NUMBER = 1e9
+"""The largest size of numbers that need not be whole."""
 
 FROM_FAMILY: Any = None
 """The default of fields that are resolved in ``__post_init__``; no config ever holds it."""
@@ -195,8 +218,7 @@ class DenseNetConfig(Config):
         object.__setattr__(self, "blocks", _several(self.blocks))
         for name in ("growth", "stem_width", "bottleneck", "num_classes"):
             _check_positive(name, getattr(self, name))
-        if not self.blocks or not all(map(_is_positive, self.blocks)):
-            raise ValueError(f"blocks = {self.blocks} is not allowed: give >= 1 layer per block.")
+        _check_stages("blocks", self.blocks, "layers per block")
         scale, bias = {
             "v1": (1e-3, LOGIT_BIAS),
             # 1/n for each of n classes; a lone class starts undecided.
@@ -278,10 +300,20 @@ class BcosifiedConfig(Config):
     """What makes probabilities of logits: that of the original, or that of training since."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", tuple(self.image_size))
+        object.__setattr__(self, "image_size", _several(self.image_size))
+        _check_size(self.image_size)
         object.__setattr__(self, "logit_scale", self.logit_scale or 1.0)
         object.__setattr__(self, "logit_bias", self.logit_bias or 0.0)
         object.__setattr__(self, "_shapes", {})
+        _check_positive("num_classes", self.num_classes)
+        for name in ("logit_scale", "logit_bias"):
+            _check_number(name, getattr(self, name))
+        for name in ("any_size", "bcos"):
+            _check_flag(name, getattr(self, name))
+        for name in ("source", "head"):
+            _check_text(name, getattr(self, name))
+        _check_choice("activation", self.activation, get_args(Activation))
+        check_program(self.program)
 
     @property
     def family(self) -> Family:
@@ -373,8 +405,8 @@ class StemConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", _several(self.widths))
-        if not self.widths or not all(map(_is_positive, self.widths)):
-            raise ValueError(f"widths = {self.widths} is not allowed: give positive channels.")
+        _check_stages("widths", self.widths, "channels per convolution")
+        _check_number("gain", self.gain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,6 +471,9 @@ class ModelConfig(Config):
         pair = tuple(size) if isinstance(size, list | tuple) else (size, size)
         object.__setattr__(self, "image_size", pair)
         _check_positive("width", self.width)
+        _check_positive("num_classes", self.num_classes)
+        _check_size(pair)
+        _check_flag("keep_head", self.keep_head)
         self._resolve_backbone()
         backbone = self.backbone
         dense = isinstance(backbone, DenseNetConfig)
@@ -494,16 +529,13 @@ class ModelConfig(Config):
             _check_number(name, getattr(self, name))
         check_bcos(self.b, self.maxout)
         check_bcos(self.attention_b, self.maxout)
-        for name in ("num_heads", "depth", "patch", "num_classes"):
+        for name in ("num_heads", "depth", "patch", "maxout"):
             _check_positive(name, getattr(self, name))
-        if self.width * self.mlp_ratio < 1:
+        _check_flag("train_backbone", self.train_backbone)
+        if not 1 <= self.width * self.mlp_ratio <= LIMITS["width"] * 16:
             raise ValueError(
                 f"mlp_ratio = {self.mlp_ratio} is not allowed: it leaves no unit of a width of "
-                f"{self.width}; give 1 or more."
-            )
-        if len(self.image_size) != 2 or not all(map(_is_positive, self.image_size)):
-            raise ValueError(
-                f"image_size = {self.image_size} is not allowed: give pixels, or (height, width)."
+                f"{self.width}, or too many; give 1 or more, such as 4."
             )
         if self.width % self.num_heads:
             raise ValueError(
@@ -655,7 +687,11 @@ class ModelConfig(Config):
         """The fewest pixels a side that still make a token."""
         if isinstance(self.backbone, BcosifiedConfig) and not self.backbone.any_size:
             return self.image_size[0]
-        return next(pixels for pixels in itertools.count(1) if self._tokens_along(pixels))
+        most = 1
+        while most < 2 * LIMITS["image_size"] and not self._tokens_along(most):
+            most *= 2
+        # More pixels never make fewer tokens.
+        return 1 + bisect.bisect_left(range(1, most), 1, key=self._tokens_along)
 
     @property
     def layer_gain(self) -> float:
@@ -683,22 +719,64 @@ def _resolve(config: object, **defaults: Any) -> None:
 
 def _check_choice(what: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{what} = {value!r} is not allowed: choose from {', '.join(allowed)}.")
+        raise ValueError(
+            f"{what} = {_shown(value)} is not allowed: choose from {', '.join(allowed)}."
+        )
 
 
 def _several(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _is_whole(what: str, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LIMITS[what]
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 100)
 
 
 def _check_number(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} = {value!r} is not allowed: give a number.")
+        raise ValueError(f"{what} = {_shown(value)} is not allowed: give a number.")
+    # Comparisons with nan are false.
+    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+        raise ValueError(
+            f"{what} = {value:g} is not allowed: give a finite number of at most "
+            f"{LARGEST_NUMBER:g} either way."
+        )
 
 
 def _check_positive(what: str, value: object) -> None:
-    if not _is_positive(value):
-        raise ValueError(f"{what} = {value!r} is not allowed: give an integer >= 1.")
+    if not _is_whole(what, value):
+        raise ValueError(
+            f"{what} = {_shown(value)} is not allowed: give an integer from 1 to {LIMITS[what]}."
+        )
+
+
+def _check_stages(what: str, values: tuple[Any, ...], meaning: str) -> None:
+    if not 1 <= len(values) <= MOST_STAGES or not all(_is_whole(what, v) for v in values):
+        raise ValueError(
+            f"{what} = {_shown(values)} is not allowed: give 1 to {MOST_STAGES} integers from 1 to "
+            f"{LIMITS[what]}, the {meaning}."
+        )
+
+
+def _check_size(pair: tuple[Any, ...]) -> None:
+    if len(pair) != 2 or not all(_is_whole("image_size", side) for side in pair):
+        raise ValueError(
+            f"image_size = {_shown(pair)} is not allowed: give pixels, or (height, width), from 1 "
+            f"to {LIMITS['image_size']} each."
+        )
+
+
+def _check_flag(what: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} = {_shown(value)} is not allowed: give True or False.")
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
+        raise ValueError(
+            f"{what} = {_shown(value)} is not allowed: give a text of at most 1000 characters."
+        )

@@ -6,8 +6,10 @@ speed they are turned into the source of one Python function, which `torch.compi
 other.
 """
 
+import math
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -41,6 +43,65 @@ class Program:
     """The result that the head averages or picks from."""
     names: dict[str, int] = field(default_factory=dict)
     """Path of a module of the original -> what it returned."""
+
+
+MOST_LAYERS, MOST_INSTRUCTIONS = 20_000, 100_000
+"""Of a program; the largest networks of timm have some thousands."""
+
+
+def check_program(program: Any) -> None:
+    """Checks that values which may come from a file have the form of a `Program`.
+
+    Raises:
+        ValueError: They have not.
+    """
+
+    def check(is_right: bool, what: str) -> None:
+        if not is_right:
+            raise ValueError(f"The program of a converted network has {what}.")
+
+    def is_shape(shape: object) -> bool:
+        return isinstance(shape, list | tuple) and all(type(size) is int for size in shape)
+
+    names = {each.name for each in fields(Program)}
+    check(isinstance(program, dict) and program.keys() <= names, f"other parts than {names}")
+    for part in ("layers", "parameters", "buffers", "names"):
+        found = program.get(part, {})
+        check(isinstance(found, dict) and len(found) <= MOST_LAYERS, f"too many {part}, or no dict")
+        for path in found:
+            known = isinstance(path, str) and path.isprintable() and len(path) <= 1000
+            check(known and path.count(".") < 50, f"a path in {part} that is none")
+    for layer in program.get("layers", {}).values():
+        check(isinstance(layer, list | tuple) and len(layer) == 2, "a layer without options")
+        kind, options = layer
+        check(isinstance(kind, str) and kind in LAYERS, "a layer of an unknown kind")
+        check(isinstance(options, dict) and all(map(_is_plain, options.values())), "wrong options")
+    check(all(map(is_shape, program.get("parameters", {}).values())), "a shape that is none")
+    for buffer in program.get("buffers", {}).values():
+        check(isinstance(buffer, list | tuple) and len(buffer) == 2, "a buffer without a dtype")
+        check(is_shape(buffer[0]) and isinstance(buffer[1], str), "a shape that is none")
+        check(isinstance(getattr(torch, buffer[1], None), torch.dtype), "an unknown dtype")
+    instructions = program.get("instructions", [])
+    check(isinstance(instructions, list) and len(instructions) <= MOST_INSTRUCTIONS, "no list")
+    for instruction in instructions:
+        check(isinstance(instruction, list | tuple) and len(instruction) == 5, "no instruction")
+        result, what, target, args, kwargs = instruction
+        check(type(result) is int and result > 0, "a result without a number")
+        check(isinstance(what, str) and isinstance(target, str), "an instruction without a target")
+        check(isinstance(args, list) and isinstance(kwargs, dict), "no arguments")
+    check(type(program.get("features", 0)) is int, "features without a number")
+    check(all(type(n) is int for n in program.get("names", {}).values()), "names without numbers")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an option of a layer is a small value, or a few of them."""
+    if isinstance(value, dict):
+        return len(value) < 20 and all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return len(value) < 20 and all(isinstance(each, int | float | str) for each in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, int | str)
 
 
 class Network(DynamicModule):
@@ -177,10 +238,27 @@ def _guard(comparison: str, left: Any, right: Any, outcome: bool) -> None:
         )
 
 
-def compiled(program: Program, *, every: bool = False) -> Callable[[nn.Module, Tensor], Tensor]:
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator that refuses numbers which no size of a tensor is."""
+
+    def call(*operands: Any) -> Any:
+        for operand in operands:
+            if not isinstance(operand, int | float) or not abs(operand) < 2**53:
+                raise ValueError(f"{type(operand).__name__} is no size of a tensor.")
+        if function is operator.pow and abs(operands[1]) > 64:
+            raise ValueError(f"{operands[1]} is no exponent of a size.")
+        return function(*operands)
+
+    return call
+
+
+def compiled(
+    program: Program, *, every: bool = False, bounded: bool = False
+) -> Callable[[nn.Module, Tensor], Tensor]:
     """The function (self, encoded) -> logits that runs the instructions.
 
-    With ``every`` it returns a dict of all results by their numbers.
+    With ``every`` it returns a dict of all results by their numbers, with ``bounded`` it refuses
+    arithmetic on numbers that are no sizes.
     """
     functions = torch_functions()
     scope: dict[str, Any] = {"torch": torch, "guard": _guard}
@@ -209,7 +287,9 @@ def compiled(program: Program, *, every: bool = False) -> Callable[[nn.Module, T
             if target not in known:
                 raise ValueError(f"{target} is no function that a converted model can call.")
             name = "f_" + target.replace(".", "_")
-            scope[name] = known[target]
+            known_function = known[target]
+            is_bounded = bounded and what == "operator"
+            scope[name] = _bounded(known_function) if is_bounded else known_function
             call = f"{name}({arguments})"
         lines.append(f"    v{int(result)} = {call}")
         used = variables_in(args) | variables_in(list(kwargs.values()))
@@ -219,6 +299,11 @@ def compiled(program: Program, *, every: bool = False) -> Callable[[nn.Module, T
             lines += [f"    v{number} = None" for number in done if number != result]
     results = ", ".join(f"{int(i[0])}: v{int(i[0])}" for i in program.instructions)
     lines.append(f"    return {{{results}}}" if every else f"    return v{int(result)}")
-    exec("\n".join(lines), scope)
+    try:
+        exec("\n".join(lines), scope)
+    except SyntaxError as error:
+        raise ValueError(
+            f"The instructions of a converted model are none ({error.msg})."
+        ) from error
     run: Callable[[nn.Module, Tensor], Tensor] = scope["run"]
     return run

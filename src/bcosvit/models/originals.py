@@ -12,7 +12,7 @@ from bcosvit._torchvision import torchvision
 from bcosvit.messages import require, unknown
 from bcosvit.models.base import load
 from bcosvit.models.bcosify import IMAGENET_MEAN, IMAGENET_STD
-from bcosvit.models.weights import plain_state, read_config
+from bcosvit.models.weights import check_finite, plain_state, read_config
 
 LIBRARIES = ("timm", "torchvision")
 PRETRAINED = "pretrained"
@@ -101,6 +101,7 @@ def _made(name: str, make: Any) -> nn.Module:
 
 def _fill(model: nn.Module, weights: str | Path, name: str) -> None:
     state = {key.removeprefix("module."): tensor for key, tensor in plain_state(weights).items()}
+    check_finite(state, str(weights))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcosvit.messages import and_more
+from bcosvit.messages import and_more, printable
 from bcosvit.models.network import Network, Program, compiled, variables_in
 
 SAMPLES = 5
@@ -20,7 +21,36 @@ SAMPLES = 5
 LARGE = 1792
 """Pixels a side at which strides are read off: a multiple of 2⁸ and of 7."""
 
+MOST_PARTS = 10_000
+"""Into which a tensor may be cut at once."""
+MOST_NUMBERS = 2**40
+"""In a tensor of the batch, at the largest image that shapes are computed for."""
+
 Shapes = dict[int, tuple[int, ...]]
+
+
+class _Bounded(TorchDispatchMode):
+    """Refuses calls that would take memory or time though nothing is computed."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "meta":
+            raise ValueError(f"{func} makes a tensor on a device of its own.")
+        name = func.overloadpacket.__name__
+        if name in ("unbind", "split", "unsafe_split", "unsafe_chunk"):
+            place = 1 if name == "unbind" else 2
+            size = args[0].shape[args[place] if len(args) > place else kwargs.get("dim", 0)]
+            parts = size if name == "unbind" else size // max(int(args[1]), 1)
+            if parts > MOST_PARTS:
+                raise ValueError(f"{func} cuts a tensor into {parts} parts.")
+        results = func(*args, **kwargs)
+        for result in results if isinstance(results, list | tuple) else (results,):
+            if isinstance(result, torch.Tensor) and result.numel() > MOST_NUMBERS:
+                raise ValueError(f"{func} makes a tensor of the shape {list(result.shape)}.")
+        return results
 
 
 def shapes(program: Program, height: int, width: int) -> Shapes:
@@ -38,11 +68,13 @@ def shapes(program: Program, height: int, width: int) -> Shapes:
     with torch.device("meta"):
         network = Network(program)
     images = torch.empty(SAMPLES, 6, height, width, device="meta")
-    with torch.no_grad():
+    run = compiled(program, every=True, bounded=True)
+    with torch.no_grad(), torch.device("meta"), _Bounded():  # type: ignore[no-untyped-call]
         try:
-            found: Any = compiled(program, every=True)(network, images)
-        except (RuntimeError, IndexError, ZeroDivisionError) as error:
-            first = str(error).splitlines()[0]
+            found: Any = run(network, images)
+        # A program from a file may call any function of torch with any arguments.
+        except Exception as error:
+            first = printable((str(error).splitlines() or [type(error).__name__])[0])
             raise ValueError(f"Images of {height}×{width} pixels do not fit: {first}") from error
     return {n: tuple(t.shape) for n, t in found.items() if isinstance(t, torch.Tensor)}
 

@@ -4,7 +4,6 @@ A run that resumes reads its plan from the record, and may not deviate from it.
 """
 
 import dataclasses
-import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from bcosvit.models.bcosify import converted_part
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig
 from bcosvit.models.hub import is_file
 from bcosvit.models.registry import from_dict, model_config, needs_backbone, to_dict
-from bcosvit.models.weights import CLASSES_KEY, read_metadata, with_backbone
+from bcosvit.models.weights import check_class_names, class_names, read_metadata, with_backbone
 from bcosvit.train.checkpoints import config_of
 from bcosvit.train.losses import LOSSES
 from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
@@ -207,6 +206,8 @@ def resolve(
             f"The images of {source.name} have no labels, which the loss {recipe.loss} needs; sort "
             f"them into one folder per class, or let a teacher label them: --recipe bcosify."
         )
+    # They are written into the weights, which are refused with names that cannot be shown.
+    check_class_names(classes, source.name)
     if model is None and init is not None:
         model = config_of(init)
     if model is None and recipe_name in RECIPES:
@@ -318,7 +319,7 @@ def _taught(recipe: Recipe, init: str | None, source: Source) -> tuple[Recipe, t
                 f"label_weight = {recipe.label_weight} is not allowed: the images of "
                 f"{source.name} have no labels; leave it out."
             )
-        names = json.loads(read_metadata(teacher).get(CLASSES_KEY, "null"))
+        names = class_names(read_metadata(teacher), teacher)
         return recipe, tuple(names or map(str, range(config.num_classes)))
     if len(source.classes) != config.num_classes:
         raise ValueError(
