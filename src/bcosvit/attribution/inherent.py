@@ -75,7 +75,7 @@ def attribute(
     rows_at_once: int,
 ) -> Attribution:
     """Rows of W(x) by a probed view and its way from an encoded image to logits."""
-    with torch.inference_mode(False), torch.enable_grad(), full_float32:
+    with torch.inference_mode(False), torch.enable_grad():
         with torch.no_grad():
             encoded = view.encoding.encode(images)
         logits = from_encoded(encoded.requires_grad_())
@@ -100,45 +100,6 @@ def attribute(
         logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
         bias=view.logit.bias,
     )
-
-
-class _FullFloat32:
-    """A context in which convolutions and products on a GPU use all of float32.
-
-    By default cuDNN rounds their inputs to 10 bits ("TF32"), forwards and backwards differently,
-    and contributions would miss the logit by a percent. PyTorch has only switches of the whole
-    process, which its backward passes read, too. So threads share this context: the first one that
-    enters it turns the switches off, and the last one that leaves turns them back. Meanwhile other
-    computations of the process are more exact.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = (False, "highest")
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                precision = torch.get_float32_matmul_precision()
-                self._before = (torch.backends.cudnn.allow_tf32, precision)
-                self._set(False, "highest")
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._set(*self._before)
-
-    def _set(self, convolutions: bool, products: str) -> None:
-        torch.backends.cudnn.allow_tf32 = convolutions
-        # Not for nothing: a compiled graph is bound to this setting.
-        if torch.get_float32_matmul_precision() != products:
-            torch.set_float32_matmul_precision(products)
-
-
-full_float32 = _FullFloat32()
 
 
 def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:

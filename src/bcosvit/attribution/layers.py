@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bcosvit.attribution.attention import as_transformer
 from bcosvit.attribution.base import Attribution, Target, resolve_target
-from bcosvit.attribution.inherent import full_float32, probed_view
+from bcosvit.attribution.inherent import probed_view
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.views import unwrapped
@@ -26,7 +26,7 @@ def token_contributions(
 
     ``block`` counts from 0; the model's depth stands for the tokens behind the last block.
     """
-    with torch.inference_mode(False), torch.enable_grad(), full_float32:
+    with torch.inference_mode(False), torch.enable_grad():
         view, probe = _frozen(model, images, block)
         with torch.no_grad():
             tokens = view.position(view.tokens(images))
@@ -58,7 +58,7 @@ def input_contributions(model: AnyModel, images: Tensor, block: int, token: int)
     What is explained is the token's norm, its projection on its own direction; ``logit`` holds it
     and ``target`` the position.
     """
-    with torch.inference_mode(False), torch.enable_grad(), full_float32:
+    with torch.inference_mode(False), torch.enable_grad():
         view, probe = _frozen(model, images, block)
         with torch.no_grad():
             encoded = view.encoding(images)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule
 from bcosvit.ops.dispatch import wide, window_sums
+from bcosvit.ops.products import convolution, linear, matmul
 
 EPS = 1e-6
 """Added to the squared norm of an input, as in the other B-cos layers."""
@@ -122,9 +123,8 @@ class ConvertedConv(ConvertedLayer):
         return self.shifted(y, None if bias is None else bias.view(-1, *[1] * (y.ndim - 2)), fade)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        convolution: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
         options = (self.stride, self.padding, self.dilation, self.groups)
-        return convolution(x, weight, bias, *options)
+        return convolution(x, weight, bias, *options, frozen=self.frozen)
 
     def patch_norms(self, x: Tensor, weight: Tensor) -> Tensor:
         """√(Σx² + ε) of every patch, [n, c, h, w] with one c for all or one per output."""
@@ -216,8 +216,9 @@ class ConvertedLinear(ConvertedLayer):
         )
         assert weight is not None
         if not self.bcos and self.probe is None:
-            return F.linear(x, weight, None if bias is None else fade * bias)
-        y = F.linear(x, weight)
+            faded = None if bias is None else fade * bias
+            return linear(x, weight, faded, frozen=self.frozen)
+        y = linear(x, weight, frozen=self.frozen)
         if self.bcos:
             norm = (wide(self.constant(x)).square().sum(-1, keepdim=True) + EPS).sqrt()
             y = self.aligned(y, row_norms(weight), norm, b)
@@ -445,7 +446,7 @@ class ConvertedAttention(DynamicModule):
         # An explicit matrix: fused attention cannot give several rows of W(x) at once.
         query, key = self.constant(query), self.constant(key)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = query @ key.transpose(-2, -1) * scale
+        scores = matmul(query, key.transpose(-2, -1), frozen=True) * scale
         if is_causal:
             ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(ahead, -torch.inf)
@@ -455,7 +456,7 @@ class ConvertedAttention(DynamicModule):
                 scores = scores.masked_fill(~mask, -torch.inf)
             else:
                 scores = scores + mask
-        return scores.softmax(-1).to(value.dtype) @ value
+        return matmul(scores.softmax(-1).to(value.dtype), value, frozen=True)
 
 
 Gate = Callable[..., Tensor]

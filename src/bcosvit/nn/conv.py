@@ -5,7 +5,9 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from bcosvit.nn.linear import BcosLayer
+from bcosvit.nn.views import DynamicModule, twin_of
 from bcosvit.ops import bcos_conv2d
+from bcosvit.ops.products import convolution
 
 IntOrPair = int | tuple[int, int]
 
@@ -86,3 +88,12 @@ class BcosConv2d(BcosLayer):
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
             f"groups={self.groups}, {super().extra_repr()}"
         )
+
+
+@twin_of(nn.Conv2d)
+class Conv2d(DynamicModule, nn.Conv2d):
+    """``nn.Conv2d`` without bias; a frozen view computes it in all of float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        options = (self.stride, self.padding, self.dilation, self.groups)
+        return convolution(input, self.weight, self.bias, *options, frozen=self.frozen)

@@ -3,13 +3,13 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule, twin_of
 from bcosvit.ops import bcos_linear, bcos_mlp
 from bcosvit.ops.bcos import BcosOptions
 from bcosvit.ops.dispatch import unit_rows
+from bcosvit.ops.products import linear
 
 
 def check_bcos(b: float, maxout: int) -> None:
@@ -153,6 +153,6 @@ class Linear(DynamicModule, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.probe is None or self.bias is None:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight)
+            return linear(x, self.weight, self.bias, frozen=self.frozen)
+        y = linear(x, self.weight, frozen=self.frozen)
         return y + self.offset(self.bias, y)

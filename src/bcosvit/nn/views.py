@@ -202,10 +202,10 @@ def unwrapped(model: M) -> M:
 
 def _may_be_frozen(module: nn.Module) -> bool:
     """Whether ``module`` is dynamic linear, its children (asked on their own) aside."""
-    if isinstance(module, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(module) in _TWINS:
-        return True
     if isinstance(module, nn.Conv2d):
         return module.bias is None and module.padding_mode == "zeros"
+    if isinstance(module, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(module) in _TWINS:
+        return True
     # A module of somebody's own that has children is taken to arrange them; torch's composite
     # modules (MultiheadAttention, ...) compute between their children.
     is_torchs = type(module).__module__.startswith("torch.nn.")

@@ -11,11 +11,14 @@ from typing import Literal
 from torch import Tensor
 
 from bcosvit.ops.dispatch import Backend, constant_if, use_triton
+from bcosvit.ops.products import matmul
 
 PriorKind = Literal["none", "add", "mul"]
 
 
-def attention_matrix(query: Tensor, key: Tensor, prior: Tensor | None, kind: PriorKind) -> Tensor:
+def attention_matrix(
+    query: Tensor, key: Tensor, prior: Tensor | None, kind: PriorKind, frozen: bool = False
+) -> Tensor:
     """Computes A, whose rows weigh the tokens that one query reads.
 
     Args:
@@ -24,6 +27,7 @@ def attention_matrix(query: Tensor, key: Tensor, prior: Tensor | None, kind: Pri
         prior: B, [heads, t, t]; None where ``kind`` is ``"none"``.
         kind: ``"add"`` is softmax(R + B), Eq. (18); ``"mul"`` is softmax(R) × softmax(B), Eq. (19),
             whose rows sum to less than 1; ``"none"`` is softmax(R).
+        frozen: Whether it belongs to a frozen view, which uses all of float32.
 
     Returns:
         [n, heads, t, t].
@@ -35,7 +39,7 @@ def attention_matrix(query: Tensor, key: Tensor, prior: Tensor | None, kind: Pri
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]])
     """
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    scores = matmul(query, key.transpose(-2, -1), frozen=frozen) / query.shape[-1] ** 0.5
     if kind == "none":
         return scores.softmax(-1)
     assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
@@ -82,5 +86,5 @@ def prior_attention(
             assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
             weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
         return attention_triton.attend(query, key, value, weight, kind, frozen)
-    matrix = constant_if(frozen, attention_matrix(query, key, prior, kind))
-    return matrix.to(value.dtype) @ value
+    matrix = constant_if(frozen, attention_matrix(query, key, prior, kind, frozen))
+    return matmul(matrix.to(value.dtype), value, frozen=frozen)

@@ -9,10 +9,10 @@ Letters: n batch, d inputs, c outputs, m units per output (MaxOut takes the larg
 from typing import Any, TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.ops.dispatch import Backend, constant_if, use_triton, wide, window_sums
+from bcosvit.ops.products import convolution, linear
 
 Pair = tuple[int, int]
 
@@ -63,7 +63,7 @@ def bcos_linear(
 
         run = bcos_triton.bcos_linear
         return run(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)[0]
-    units = F.linear(x, weight)
+    units = linear(x, weight, frozen=frozen)
     norm = row_norms(x, b, eps, frozen)
     return _scaled_units(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
 
@@ -148,15 +148,16 @@ def bcos_conv2d(
         how: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "eps": eps}
         run = bcos_triton.bcos_conv2d
         return run(x, weight, **window, groups=groups, **how, frozen=frozen)
-    linear = largest_units(F.conv2d(x, weight, None, **window, groups=groups), maxout, dim=1)
+    units = convolution(x, weight, **window, groups=groups, frozen=frozen)
+    largest = largest_units(units, maxout, dim=1)
     if b == 1:
-        return scale * linear
+        return scale * largest
     squares = wide(constant_if(frozen, x)).square().unflatten(1, (groups, -1)).sum(2)
     kernel = (weight.shape[2], weight.shape[3])
     norm = (window_sums(squares, kernel, **window) + eps).sqrt()
-    per_group = wide(linear).unflatten(1, (groups, -1))
+    per_group = wide(largest).unflatten(1, (groups, -1))
     scaled = _cosine_scaled(per_group, norm.unsqueeze(2), b, scale, frozen)
-    return scaled.flatten(1, 2).to(linear.dtype)
+    return scaled.flatten(1, 2).to(largest.dtype)
 
 
 def bcos_scale(

@@ -22,13 +22,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bcosvit.ops.dispatch import HALF_DTYPES, constant_if, launches_directly, window_sums
+from bcosvit.ops.products import convolution, linear
 
 # Elements that one program holds; wider rows are walked through in pieces.
 _TILE = 4096
@@ -283,7 +283,8 @@ def bcos_linear(
     options: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "frozen": frozen}
     if fuses(x, weight, maxout):
         return product(x, weight, norm, **options, with_squares=with_squares)
-    return bcos_scale_and_squares(F.linear(x, weight), norm, **options, with_squares=with_squares)
+    units = linear(x, weight, frozen=frozen)
+    return bcos_scale_and_squares(units, norm, **options, with_squares=with_squares)
 
 
 def fuses(x: Tensor, weight: Tensor, m: int) -> bool:
@@ -427,16 +428,15 @@ def bcos_conv2d(
         out, _ = bcos_linear(rows, weight.flatten(1), **options, frozen=frozen)
         return out.permute(0, 3, 1, 2)
     x = x.contiguous(memory_format=torch.channels_last)
-    units = F.conv2d(x, weight, None, stride, padding, dilation, groups)
+    window: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    units = convolution(x, weight, **window, groups=groups, frozen=frozen)
     norm = None
     if b != 1:
         # In one pass, without a wide copy of x.
         length = torch.linalg.vector_norm(
             constant_if(frozen, x).unflatten(1, (groups, -1)), dim=2, dtype=torch.float32
         )
-        sums = window_sums(
-            length.square(), kernel, stride=stride, padding=padding, dilation=dilation
-        )
+        sums = window_sums(length.square(), kernel, **window)
         norm = (sums + eps).sqrt().permute(0, 2, 3, 1).unsqueeze(-1)
     out = bcos_scale(
         units.permute(0, 2, 3, 1).unflatten(-1, (groups, -1)),

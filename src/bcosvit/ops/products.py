@@ -1,0 +1,276 @@
+"""Products and convolutions that use all of float32, whatever the process is set to.
+
+PyTorch may round the inputs of float32 products to fewer bits: cuDNN does by default ("TF32", ten
+bits), cuBLAS and oneDNN do on request. Contributions would then miss the logit by a percent, since
+the two passes round differently. The settings belong to the whole process, so nobody may change
+them for one call. The layers of a frozen view call the functions below instead, which ask for all
+bits in every single call: a convolution on a GPU by the argument that cuDNN has for it, anything
+else in float64 where the setting would round it. Half precision is left as it is.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcosvit.ops.dispatch import launches_directly
+
+_EXACT = ("ieee", "none")
+_CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED: tuple[Any, ...] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def rounds(device: str, op: str) -> bool:
+    """Returns whether PyTorch is set to round the inputs of float32 ops to fewer bits.
+
+    Args:
+        device: The type of the device, e.g. ``"cuda"``.
+        op: ``"matmul"`` or ``"conv"``.
+
+    Examples:
+        >>> rounds("cpu", "matmul")
+        False
+    """
+    backend = {"cuda": "cuda", "cpu": "mkldnn"}.get(device)
+    # A compiled graph is bound to the setting, and compiled again where it changes.
+    return backend is not None and torch._C._get_fp32_precision_getter(backend, op) not in _EXACT
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, frozen: bool) -> Tensor:
+    """``F.linear``; with all of float32 in both passes if ``frozen`` is set."""
+    if not _is_full(x, frozen, "matmul"):
+        return F.linear(x, weight, bias)
+    rows = matmul(x.reshape(-1, x.shape[-1]), weight.T, frozen=True)
+    y = rows.view(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+def matmul(a: Tensor, b: Tensor, *, frozen: bool) -> Tensor:
+    """``a @ b``; with all of float32 in both passes if ``frozen`` is set."""
+    if not _is_full(a, frozen, "matmul"):
+        return a @ b
+    if launches_directly(a, b):
+        return _Product.apply(a, b)  # type: ignore[no-untyped-call]
+    return (a.double() @ b.double()).to(a.dtype) if rounds(a.device.type, "matmul") else a @ b
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    frozen: bool,
+) -> Tensor:
+    """``F.conv2d`` (or 1d, 3d); with all of float32 in both passes if ``frozen`` is set.
+
+    Args:
+        x: [n, d, ...].
+        weight: [c, d / groups, ...].
+        bias: As for ``F.conv2d``, and so are the arguments after it.
+        frozen: Whether the layer belongs to a frozen view.
+
+    Returns:
+        [n, c, ...].
+
+    Examples:
+        >>> convolution(torch.ones(1, 2, 4, 4), torch.ones(3, 2, 2, 2), frozen=True).shape
+        torch.Size([1, 3, 3, 3])
+    """
+    dims = weight.ndim - 2
+    if not _is_full(x, frozen, "conv"):
+        return _CONVOLUTIONS[dims - 1](x, weight, bias, stride, padding, dilation, groups)
+    if isinstance(padding, str):
+        x, padding = _padded(x, weight, padding, dilation), 0
+    window = (_spread(stride, dims), _spread(padding, dims), _spread(dilation, dims), groups)
+    run = _Convolution.apply if launches_directly(x, weight) else _convolve
+    y: Tensor = run(x, weight, *window)  # type: ignore[no-untyped-call]
+    return y if bias is None else y + bias.view(-1, *[1] * dims)
+
+
+def _is_full(x: Tensor, frozen: bool, op: str) -> bool:
+    """Whether an op is one of those below; on a CPU only where it has to be."""
+    if not frozen or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+        return False
+    return x.is_cuda or rounds(x.device.type, op)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in all of float32. The setting may change while another thread runs: it is read both
+    before and after the call that reads it."""
+    if not rounds(a.device.type, "matmul"):
+        out = a @ b
+        if not rounds(a.device.type, "matmul"):
+            return out
+    return (a.double() @ b.double()).to(a.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """``a @ b`` for tensors of any number of axes."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, b)
+        ctx.shapes = a.shape, b.shape
+        return _product(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (a, b), (shape_a, shape_b) = ctx.saved_tensors, ctx.shapes
+        d_a = _summed(_product(grad, b.mT), shape_a) if ctx.needs_input_grad[0] else None
+        d_b = _summed(_product(a.mT, grad), shape_b) if ctx.needs_input_grad[1] else None
+        return d_a, d_b
+
+
+def _summed(grad: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of a tensor that was broadcast."""
+    return grad if grad.shape == shape else grad.sum_to_size(shape)
+
+
+def _convolve_directly(
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    return _by_backend(x, weight, stride, padding, dilation, groups, None)
+
+
+def _adjoint_directly(
+    grad: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    size: list[int],
+) -> Tensor:
+    """The gradient with respect to an input whose positions are ``size``."""
+    return _by_backend(grad, weight, stride, padding, dilation, groups, size)
+
+
+def _by_backend(
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    size: list[int] | None,
+) -> Tensor:
+    """A convolution in all of float32, or its adjoint to inputs of ``size``, laid out like x."""
+    left = [0] * len(stride)
+    if size is not None:
+        left = _left_over(x, weight, stride, padding, dilation, size)
+    cudnn = torch.backends.cudnn
+    # Only cuDNN has the argument.
+    dtype = x.dtype if x.is_cuda else torch.float64
+    out = torch._convolution(
+        x.to(dtype),
+        weight.to(dtype),
+        None,
+        *(stride, padding, dilation, size is not None, left, groups),
+        *(cudnn.benchmark, cudnn.deterministic, cudnn.enabled, False),
+    )
+    return _laid_out(out.to(x.dtype), x)
+
+
+def _left_over(
+    grad: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    size: list[int],
+) -> list[int]:
+    """Positions at the end of an input that no window of a convolution reaches."""
+    reached = zip(grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ends = [(out - 1) * s - 2 * p + d * (kernel - 1) + 1 for out, kernel, s, p, d in reached]
+    return [whole - end for whole, end in zip(size, ends, strict=True)]
+
+
+def _laid_out(out: Tensor, like: Tensor) -> Tensor:
+    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+_convolve = torch.library.custom_op("bcosvit::convolve", _convolve_directly, mutates_args=())
+_adjoint = torch.library.custom_op("bcosvit::convolve_adjoint", _adjoint_directly, mutates_args=())
+
+
+@_convolve.register_fake
+def _(x, weight, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+    plain = _CONVOLUTIONS[len(stride) - 1]
+    return _laid_out(plain(x, weight, None, stride, padding, dilation, groups), x)
+
+
+@_adjoint.register_fake
+def _(grad, weight, stride, padding, dilation, groups, size):  # type: ignore[no-untyped-def]
+    return _laid_out(grad.new_empty(grad.shape[0], weight.shape[1] * groups, *size), grad)
+
+
+@_adjoint.register_vmap
+def _(info, in_dims, grad, weight, *rest):  # type: ignore[no-untyped-def]
+    # Several classes of one explanation.
+    assert in_dims[0] is not None and in_dims[1] is None
+    stacked = grad.movedim(in_dims[0], 0)
+    out = _adjoint(stacked.flatten(0, 1), weight, *rest)
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, *ctx.window = inputs
+    ctx.size = list(x.shape[2:])
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.window
+    d_x = d_weight = None
+    if ctx.needs_input_grad[0]:
+        if torch.is_grad_enabled() and (grad.requires_grad or weight.requires_grad):
+            # To be differentiated again, which the ops above do not know.
+            again = _TRANSPOSED[len(stride) - 1]
+            left = _left_over(grad, weight, stride, padding, dilation, ctx.size)
+            d_x = again(grad, weight, None, stride, padding, left, groups, dilation)
+        else:
+            run = _adjoint_directly if launches_directly(grad) else _adjoint
+            d_x = run(grad, weight, stride, padding, dilation, groups, ctx.size)
+    if ctx.needs_input_grad[1]:
+        d_weight = torch.ops.aten.convolution_backward(
+            *(grad, x, weight, None, stride, padding, dilation),
+            *(False, [0] * len(stride), groups, [False, True, False]),
+        )[1]
+    return d_x, d_weight, None, None, None, None
+
+
+_convolve.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Convolution(torch.autograd.Function):
+    """The same where nothing is traced."""
+
+    forward = staticmethod(_convolve_directly)
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
+
+
+def _spread(value: Any, dims: int) -> list[int]:
+    return list(value) if isinstance(value, tuple | list) else [value] * dims
+
+
+def _padded(x: Tensor, weight: Tensor, padding: str, dilation: Any) -> Tensor:
+    """``x`` with the zeros that ``padding="same"`` means."""
+    if padding == "valid":
+        return x
+    spans = zip(weight.shape[2:], _spread(dilation, weight.ndim - 2), strict=True)
+    totals = [d * (kernel - 1) for kernel, d in spans]
+    return F.pad(x, [side for t in reversed(totals) for side in (t // 2, t - t // 2)])

@@ -1,0 +1,174 @@
+"""Products and convolutions in all of float32, whatever PyTorch is set to."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bcosvit.ops import products
+
+WINDOWS = {
+    "plain": ((6, 3, 9, 8), (4, 3, 3, 3), (1, 0, 1, 1)),
+    "stride and padding": ((2, 3, 10, 9), (4, 3, 3, 3), (2, 1, 1, 1)),
+    "uneven": ((2, 4, 11, 8), (6, 2, 3, 2), ((3, 2), (2, 1), (2, 1), 2)),
+    "depthwise": ((2, 4, 7, 7), (8, 1, 3, 3), (2, 1, 1, 4)),
+    "same": ((2, 3, 9, 8), (4, 3, 3, 5), (1, "same", (2, 1), 1)),
+    "valid": ((2, 3, 9, 8), (4, 3, 4, 3), (2, "valid", 1, 1)),
+    "1d": ((2, 3, 9), (4, 3, 3), (2, 1, 1, 1)),
+    "3d": ((2, 3, 5, 6, 7), (4, 3, 2, 3, 3), (2, 1, 1, 1)),
+}
+PLAIN = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Everything that is frozen takes the way that it takes on a GPU."""
+    monkeypatch.setattr(products, "_is_full", lambda x, frozen, op: frozen)
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """A machine whose float32 products keep ten bits of their inputs in both passes."""
+
+    def narrow(x):
+        return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    original = torch.Tensor.__matmul__
+
+    def matmul(a, b):
+        if a.dtype == torch.float32 and products.rounds("cuda", "matmul"):
+            a, b = narrow(a), narrow(b)
+        return original(a, b)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", matmul)
+    monkeypatch.setattr(products, "rounds", lambda device, op: RATE["rounds"])
+    RATE["rounds"] = True
+    yield
+    RATE["rounds"] = False
+
+
+RATE = {"rounds": False}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_convolutions_are_torchs(window, last, full):
+    x_shape, weight_shape, options = WINDOWS[window]
+    if last and len(x_shape) != 4:
+        pytest.skip("channels last has four axes")
+    x, weight = torch.randn(x_shape), torch.randn(weight_shape)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    bias = torch.randn(weight_shape[0])
+    for each in (x, weight, bias):
+        each.requires_grad_()
+    ours = products.convolution(x, weight, bias, *options, frozen=True)
+    theirs = PLAIN[x.ndim](x, weight, bias, *options)
+    torch.testing.assert_close(ours, theirs)
+    seed = torch.randn_like(ours)
+    found = torch.autograd.grad(ours, (x, weight, bias), seed, retain_graph=True)
+    expected = torch.autograd.grad(theirs, (x, weight, bias), seed, retain_graph=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Several rows of W(x) at once.
+    seeds = torch.randn(3, *ours.shape)
+    rows = torch.vmap(lambda s: torch.autograd.grad(ours, x, s, retain_graph=True)[0])(seeds)
+    one_by_one = [torch.autograd.grad(theirs, x, s, retain_graph=True)[0] for s in seeds]
+    torch.testing.assert_close(rows, torch.stack(one_by_one))
+
+
+def test_convolutions_ask_their_backend_for_all_bits(full, monkeypatch):
+    asked = []
+    original = torch._convolution
+
+    def watched(*arguments):
+        asked.append((arguments[6], arguments[-1]))
+        return original(*arguments)
+
+    monkeypatch.setattr(torch, "_convolution", watched)
+    x = torch.randn(1, 3, 8, 8, requires_grad=True)
+    products.convolution(x, torch.randn(4, 3, 3, 3), frozen=True).sum().backward()
+    # Both passes, the second one transposed.
+    assert asked == [(False, False), (True, False)]
+
+
+def test_convolutions_can_be_differentiated_twice(full):
+    x, weight = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+
+    def second(convolve):
+        a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        slope = torch.autograd.grad(convolve(a, w).square().sum(), a, create_graph=True)[0]
+        return torch.autograd.grad(slope.square().sum(), (a, w))
+
+    ours = second(lambda a, w: products.convolution(a, w, None, 2, 1, frozen=True))
+    torch.testing.assert_close(
+        ours, second(lambda a, w: F.conv2d(a, w, None, 2, 1)), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5, 4), (4, 3)), ((2, 3, 5, 4), (2, 3, 4, 6)), ((2, 5, 4), (4, 3))]
+)
+def test_products_use_all_bits_in_both_passes(shapes, full, rounding):
+    a, b = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    ours = products.matmul(a, b, frozen=True)
+    wide_a, wide_b = (x.detach().double().requires_grad_() for x in (a, b))
+    truth = torch.matmul(wide_a, wide_b)
+    seed = torch.randn_like(ours)
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-6, atol=1e-6)
+    found = torch.autograd.grad(ours, (a, b), seed)
+    expected = torch.autograd.grad(truth, (wide_a, wide_b), seed.double())
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+    # The machine does round.
+    assert (a.detach() @ b.detach() - truth).abs().max() > 1e-4
+
+
+def test_a_setting_that_changes_during_a_product_is_noticed(full, rounding, monkeypatch):
+    """Another thread switches rounding on after it was read, and before the product reads it."""
+    answers = iter([False, True, True])
+    monkeypatch.setattr(products, "rounds", lambda device, op: next(answers))
+    a, b = torch.randn(5, 4), torch.randn(4, 3)
+    ours = products.matmul(a, b, frozen=True)
+    torch.testing.assert_close(ours.double(), a.double() @ b.double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("lead", [(), (5,), (2, 5)])
+def test_linear_layers_are_torchs(lead, bias, full):
+    x, weight = torch.randn(*lead, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    added = torch.randn(3) if bias else None
+    ours, theirs = products.linear(x, weight, added, frozen=True), F.linear(x, weight, added)
+    torch.testing.assert_close(ours, theirs)
+    found = torch.autograd.grad(ours.square().sum(), (x, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(theirs.square().sum(), (x, weight)))
+
+
+def test_half_precision_and_other_layers_are_left_alone():
+    x, weight = torch.randn(5, 4), torch.randn(3, 4)
+    assert torch.equal(products.linear(x, weight, frozen=True), F.linear(x, weight))
+    narrow = products.linear(x.bfloat16(), weight.bfloat16(), frozen=True)
+    assert torch.equal(narrow, F.linear(x.bfloat16(), weight.bfloat16()))
+
+
+def test_threads_do_not_share_anything(full):
+    """Each thread's product is its own, while another switches the setting all the time."""
+    stop = threading.Event()
+    before = torch.get_float32_matmul_precision()
+
+    def switching():
+        while not stop.is_set():
+            torch.set_float32_matmul_precision("medium")
+            torch.set_float32_matmul_precision("highest")
+
+    thread = threading.Thread(target=switching)
+    thread.start()
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    truth = a.double() @ b.double()
+    errors = [
+        (products.matmul(a, b, frozen=True).double() - truth).abs().max().item() for _ in range(200)
+    ]
+    stop.set()
+    thread.join()
+    assert max(errors) < 1e-4
+    assert torch.get_float32_matmul_precision() == before
