@@ -7,6 +7,7 @@ from torch import nn
 from bcosvit import create_model, explain, frozen_view
 from bcosvit.attribution import Attribution, CompletenessWarning, explain_all
 from bcosvit.attribution.base import TOLERANCES, check_completeness
+from bcosvit.nn import BcosLinear, prepared_view
 from bcosvit.ops.dispatch import unit_rows
 from tests.conftest import randomize, small_config
 
@@ -63,18 +64,86 @@ def test_a_module_of_others_is_proved_by_the_numbers(model, images):
     explain(model, images)
 
 
-def test_weights_beyond_float32_do_not_vanish():
-    weight = torch.tensor([[3e19, 4e19], [3.0, 4.0]])
+class Doubling(nn.Sequential):
+    """A subclass of a container that computes something of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * x.norm()
+
+
+class Arranging(nn.Module):
+    """Arranges its children: two branches and a skip connection, with an option by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = BcosLinear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, *, skip: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.one(x) + self.two(x) + skip, x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_view_proves_modules_of_others_in_its_first_call(dtype):
+    x = torch.randn(4, 6, dtype=dtype)
+    for wrong in (Leaky(BcosLinear(6, 6)), Doubling(nn.Linear(6, 6))):
+        view = frozen_view(nn.Sequential(BcosLinear(6, 6), wrong).to(dtype))
+        with pytest.raises(ValueError, match=f"{type(wrong).__name__} computes something"):
+            view(x)
+    right = Arranging().to(dtype)
+    view = frozen_view(right)
+    torch.testing.assert_close(view(x, skip=x)[0], right(x, skip=x)[0])
+    with torch.inference_mode():
+        frozen_view(right)(x, skip=x)
+    # The model itself has no hook, and its own tensors.
+    assert not right._forward_hooks
+    assert {parameter.dtype for parameter in right.parameters()} == {dtype}
+
+
+def test_a_proof_is_computed_once_and_leaves_no_trace():
+    right, calls = Arranging().train(), []
+    right.one.register_forward_hook(lambda *_: calls.append(1))
+    view, x = frozen_view(right), torch.randn(4, 6)
+    view(x, skip=x)
+    first = len(calls)
+    view(x, skip=x)
+    assert (first, len(calls)) == (2, 3)
+    assert right.training
+    assert all(parameter.grad is None for parameter in right.parameters())
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-25, 1e19, 3e25, 1e37])
+def test_unit_rows_of_any_size(size):
+    weight = torch.randn(5, 30)
+    torch.testing.assert_close(unit_rows(weight * size), unit_rows(weight), rtol=1e-5, atol=1e-7)
+    # Bit by bit as ever where squares fit.
+    norm = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+    assert torch.equal(unit_rows(weight), weight / norm)
+
+
+def test_a_model_with_huge_weights_is_the_same_model(model):
+    model, images = model.float(), torch.rand(1, 3, 16, 16)
+    expected = explain(model, images, strict=True)
+    with torch.no_grad():
+        model.head.weight.mul_(1e20)
+    found = explain(model, images, strict=True)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.map, expected.map)
+
+
+def test_weights_beyond_their_dtype_are_not_silent():
+    weight = torch.tensor([[3e38, 3e38], [3.0, 4.0]])
     unit = unit_rows(weight)
     assert unit[0].isnan().all()
     assert unit[1].tolist() == pytest.approx([0.6, 0.8])
     model = randomize(create_model(small_config())).eval()
     with torch.no_grad():
-        model.head.weight.mul_(1e20)
+        model.head.weight.fill_(3e38)
     with pytest.warns(CompletenessWarning, match="miss the logit"):
         explain(model, torch.rand(1, 3, 16, 16))
     with pytest.raises(ValueError, match="miss the logit"):
         explain(model, torch.rand(1, 3, 16, 16), strict=True)
+    with pytest.raises(ValueError, match=r"BcosLinear.*is not finite"):
+        prepared_view(model)
 
 
 @pytest.mark.parametrize("method", ["ixg", "intgrad", "gradcam", "occlusion"])

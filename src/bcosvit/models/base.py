@@ -27,6 +27,8 @@ S = TypeVar("S", bound="Classifier[Any]")
 class LogitLayer(DynamicModule):
     """scale·x + bias, both fixed; the bias is the logit before any evidence."""
 
+    is_end = True
+
     def __init__(self, scale: float, bias: float) -> None:
         super().__init__()
         self.scale = scale

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule
-from bcosvit.ops.dispatch import wide, window_sums
+from bcosvit.ops.dispatch import weight_norms, wide, window_sums
 from bcosvit.ops.products import convolution, linear, matmul
 
 EPS = 1e-6
@@ -70,11 +70,6 @@ class ConvertedLayer(DynamicModule):
         return (torch.exp((b - 1) * cosine.log()) * linear).to(y.dtype)
 
 
-def row_norms(weight: Tensor) -> Tensor:
-    """The norm of every output unit's weight."""
-    return torch.linalg.vector_norm(wide(weight).flatten(1), dim=1)
-
-
 def _parameter(shape: list[int] | None) -> nn.Parameter | None:
     return None if shape is None else nn.Parameter(torch.empty(shape))
 
@@ -119,7 +114,7 @@ class ConvertedConv(ConvertedLayer):
         y = self.convolve(x, weight, None)
         if self.bcos:
             norm = self.patch_norms(self.constant(x), weight)
-            y = self.aligned(y, row_norms(weight).view(-1, 1, 1), norm, b)
+            y = self.aligned(y, weight_norms(weight).view(-1, 1, 1), norm, b)
         return self.shifted(y, None if bias is None else bias.view(-1, *[1] * (y.ndim - 2)), fade)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -177,7 +172,7 @@ class ConvertedStem(ConvertedConv):
         y = self.convolve(x, weight, None)
         if self.bcos:
             norm = self.patch_norms(self.constant(x), weight)
-            y = self.aligned(y, row_norms(weight).view(-1, 1, 1), norm, b)
+            y = self.aligned(y, weight_norms(weight).view(-1, 1, 1), norm, b)
         color = (weight[:, :3] - weight[:, 3:]) * self.shift.view(1, 3, 1, 1)
         constant = self.convolve(ones, color.sum(1, keepdim=True), None)
         if self.bias is not None:
@@ -221,7 +216,7 @@ class ConvertedLinear(ConvertedLayer):
         y = linear(x, weight, frozen=self.frozen)
         if self.bcos:
             norm = (wide(self.constant(x)).square().sum(-1, keepdim=True) + EPS).sqrt()
-            y = self.aligned(y, row_norms(weight), norm, b)
+            y = self.aligned(y, weight_norms(weight), norm, b)
         return self.shifted(y, bias, fade)
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ class Encoding(DynamicModule):
     """
 
     channels: int
+    is_end = True
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images)

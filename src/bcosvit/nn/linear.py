@@ -51,6 +51,11 @@ class BcosLayer(DynamicModule):
     def prepare(self, dtype: torch.dtype | None) -> None:
         # No parameter any more: a prepared view is not trained.
         unit = unit_rows(self.weight).to(dtype or self.weight.dtype)
+        if not unit.isfinite().all():
+            raise ValueError(
+                f"A weight of {type(self).__name__}({self.extra_repr()}) is not finite, or its "
+                f"norm is beyond {self.weight.dtype}; give weights of a usual size."
+            )
         self._parameters["weight"] = unit  # type: ignore[assignment]
         self.prepared = True
 

@@ -12,14 +12,15 @@ view can multiply by a per-sample ``probe`` of ones; the gradient of a logit wit
 probe is the residual.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from bcosvit.ops.dispatch import Backend, constant_if
+from bcosvit.ops.dispatch import Backend, constant_if, wide
 
 M = TypeVar("M", bound=nn.Module)
 D = TypeVar("D", bound="DynamicModule")
@@ -48,6 +49,9 @@ class DynamicModule(nn.Module):
 
     backend: Backend = "auto"
     """Which implementation of its op a layer calls; a view may choose."""
+
+    is_end: bool = False
+    """Whether this is where images enter a model or logits leave it."""
 
     def constant(self, tensor: Tensor) -> Tensor:
         """``tensor`` as part of W(x): in a frozen view no gradient flows into it."""
@@ -127,7 +131,9 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
         The view.
 
     Raises:
-        ValueError: A module is not dynamic linear, so that there is no W(x).
+        ValueError: A module is not dynamic linear, so that there is no W(x). A module of others
+            that has children may compute anything between them: the first call of the view proves
+            by its numbers that it does not, or raises the error.
 
     Examples:
         >>> import bcosvit
@@ -144,11 +150,22 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
                 f"model has no exact explanation; put a layer of bcosvit.nn in its place."
             )
 
+    frozen = view(model, mark=_freezing(probe), with_parameter_grad=with_parameter_grad)
+    originals = unwrapped(model).modules()
+    for original, copy in zip(originals, frozen.modules(), strict=True):
+        # Where images enter and logits leave, constants are counted apart; `explain` checks there.
+        ends = any(isinstance(part, DynamicModule) and part.is_end for part in original.modules())
+        if not ends and not _is_vouched_for(original):
+            copy.register_forward_hook(_Proof(original), with_kwargs=True)
+    return frozen
+
+
+def _freezing(probe: Tensor | None) -> Mark:
     def freeze(module: nn.Module) -> dict[str, Any]:
         dynamic = isinstance(module, DynamicModule) or type(module) in _TWINS
         return {"frozen": True, "probe": probe} if dynamic else {}
 
-    return view(model, mark=freeze, with_parameter_grad=with_parameter_grad)
+    return freeze
 
 
 def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:
@@ -206,8 +223,8 @@ def _may_be_frozen(module: nn.Module) -> bool:
         return module.bias is None and module.padding_mode == "zeros"
     if isinstance(module, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(module) in _TWINS:
         return True
-    # A module of somebody's own that has children is taken to arrange them; torch's composite
-    # modules (MultiheadAttention, ...) compute between their children.
+    # A module of somebody's own that has children is taken to arrange them until its first call,
+    # which proves it; torch's composite modules (MultiheadAttention, ...) compute between them.
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs and next(module.children(), None) is not None
 
@@ -218,17 +235,88 @@ def is_frozen(model: nn.Module) -> bool:
 
 
 def unverified(model: nn.Module) -> str | None:
-    """The class of the first module that no one vouches for, if there is one.
-
-    A module from outside of this library that has children is taken to arrange them. Whether it
-    computes something else between them, only the numbers can tell.
-    """
+    """The class of the first module that no one vouches for, if there is one."""
     for part in unwrapped(model).modules():
-        if isinstance(part, (DynamicModule, *_LINEAR, *_CONTAINERS)) or type(part) in _TWINS:
-            continue
-        if not type(part).__module__.startswith(("torch.", "bcosvit.")):
+        known = str(type(part).__module__).startswith(_VOUCHED)
+        if not _is_vouched_for(part) or not (known or isinstance(part, DynamicModule)):
             return type(part).__name__
     return None
+
+
+_VOUCHED = ("torch.", "bcosvit.")
+
+
+def _is_vouched_for(module: nn.Module) -> bool:
+    """Whether what ``module`` computes between its children is known to be linear.
+
+    The author of a `DynamicModule` vouches for it, and so do torch and this library for theirs. Of
+    all others, subclasses of torch's with a ``forward`` of their own included, only numbers tell.
+    """
+    if isinstance(module, DynamicModule):
+        return True
+    forward = module.__dict__.get("forward", type(module).forward)
+    return str(getattr(forward, "__module__", "")).startswith(_VOUCHED)
+
+
+class _Proof:
+    """A forward hook that proves, in its first call, that a frozen module is affine in its input.
+
+    With y the result and W the gradient, y = W·x + the share of the constants: the equation is
+    checked along one random direction, in at least float32.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        self.original = original
+        self.proved = False
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.proved or torch.compiler.is_compiling():
+            return
+        given = [x for x in tree_leaves((args, kwargs)) if _is_real(x)]
+        if not given:
+            return
+        device = given[0].device.type
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device, enabled=False),
+        ):
+            inputs = [wide(constant_if(True, x)).clone().requires_grad_() for x in given]
+            probe = inputs[0].new_ones(len(inputs[0]), requires_grad=True)
+            replaced = iter(inputs)
+            args, kwargs = tree_map(lambda x: next(replaced) if _is_real(x) else x, (args, kwargs))
+            alone = view(self.original, mark=_freezing(probe), with_parameter_grad=False).eval()
+            # Tensors of the view are its own once they are cast.
+            alone = alone.to(inputs[0].dtype)
+            results = [y for y in tree_leaves(alone(*args, **kwargs)) if _is_real(y)]
+            generator = torch.Generator().manual_seed(0)
+            seeds = [torch.randn(y.shape, generator=generator).to(y) for y in results]
+            terms = [
+                (seed * constant_if(True, y)).double()
+                for seed, y in zip(seeds, results, strict=True)
+            ]
+            slopes: Sequence[Tensor | None] = [None] * (len(inputs) + 1)
+            if any(y.requires_grad for y in results):
+                sources = (*inputs, probe)
+                slopes = torch.autograd.grad(results, sources, seeds, allow_unused=True)
+        for x, slope in zip((*inputs, probe), slopes, strict=True):
+            if slope is not None:
+                terms.append(-(slope * constant_if(True, x)).double())
+        missing = sum(term.sum() for term in terms)
+        scale = sum(term.abs().sum() for term in terms)
+        tolerance = 1e-8 if inputs[0].dtype == torch.float64 else 1e-3
+        assert isinstance(missing, Tensor) and isinstance(scale, Tensor)
+        if not missing.abs() <= tolerance * scale.clamp_min(1e-30):
+            raise ValueError(
+                f"{type(self.original).__name__} computes something between its children that is "
+                f"not dynamic linear, so the model has no exact explanation; put layers of "
+                f"bcosvit.nn in its place, or make it a DynamicModule."
+            )
+        self.proved = True
+
+
+def _is_real(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _copy(module: M, mark: Mark, with_grad: bool, done: dict[int, nn.Module]) -> M:

@@ -92,7 +92,7 @@ def unit_rows(weight: Tensor) -> Tensor:
 
     Returns:
         A tensor of the same shape and dtype; an all-zero row stays zero, and a row whose norm is
-        beyond its dtype (1.8e19 in float32, whose square overflows) is not a number.
+        beyond the range of its dtype is not a number.
 
     Examples:
         >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -100,11 +100,34 @@ def unit_rows(weight: Tensor) -> Tensor:
                 [0.0000, 0.0000]])
     """
     flat = wide(weight).flatten(1)
-    norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    norm = weight_norms(flat).unsqueeze(1)
     # 0 for finite norms; an infinite one would make its row zero without a word.
     norm = norm + 0 * norm
     unit = flat / norm.clamp_min(torch.finfo(flat.dtype).tiny)
     return unit.view_as(weight).to(weight.dtype)
+
+
+def weight_norms(weight: Tensor) -> Tensor:
+    """The norm of every output unit's weight, [units] in at least float32.
+
+    In float32 squares overflow at 1.8e19 and vanish below 1e-23, in float64 they do not. It is used
+    where norms cannot be looked at without waiting for them, or look wrong.
+    """
+    flat = wide(weight).flatten(1)
+    norm = torch.linalg.vector_norm(flat, dim=1)
+    if flat.dtype == torch.float32 and not (_can_be_read(norm) and _is_between(norm, 1e-15, 1e19)):
+        norm = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).to(torch.float32)
+    return norm
+
+
+def _can_be_read(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and launches_directly(tensor)
+
+
+def _is_between(tensor: Tensor, low: float, high: float) -> bool:
+    # One pass; what is not a number is not between.
+    smallest, largest = tensor.detach().aminmax()
+    return low <= smallest.item() and largest.item() <= high
 
 
 def window_sums(
