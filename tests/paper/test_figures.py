@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from bcosvit.metrics import Bootstrap
-from bcosvit.paper import FIGURES, RunSpec, Study, figures
+from bcosvit.paper import FIGURES, RunSpec, Study, faithfulness, figures
 from bcosvit.paper.charts import method_markers
 from bcosvit.paper.figures import Top1, best_post_hoc, branch_ratio, measure_scores
 from tests.paper.support import small_study
@@ -18,9 +18,12 @@ def answered(tmp_path, monkeypatch):
     """Makes a study in which everything was measured already."""
 
     def study(answers, **options) -> Study:
-        monkeypatch.setattr(
-            figures, "measure_run", lambda study, spec, metric: answers.get((spec.label, metric))
-        )
+        def measured(study, spec, metric, options=({},)):
+            return [answers.get((spec.label, metric)) for _ in options]
+
+        monkeypatch.setattr(figures, "measure_options", measured)
+        for module in (figures, faithfulness):
+            monkeypatch.setattr(module, "measure_run", lambda *args: measured(*args)[0])
         return Study.open(small_study("scenes", tmp_path, **options))
 
     return study
@@ -184,6 +187,8 @@ def test_nothing_measured_is_said(answered, name):
         ("maxout", 27),
         ("qualitative", 2),
         ("normalization", 1),
+        ("options", 18),
+        ("faithfulness", 18),
     ],
 )
 def test_the_papers_own_axes(tmp_path, name, count):

@@ -8,9 +8,9 @@ import torch
 
 from bcosvit import create_model
 from bcosvit.attribution import METHODS
-from bcosvit.metrics import METRICS
+from bcosvit.metrics import METRICS, Metric
 from bcosvit.paper import RunSpec, Study, measure
-from bcosvit.paper.measure import branch_ratios, measure_run
+from bcosvit.paper.measure import branch_ratios, measure_options, measure_run
 from bcosvit.paper.runs import run_folder
 from tests.conftest import randomize, small_config
 from tests.paper.support import small_study
@@ -19,13 +19,13 @@ BCOS, CONVENTIONAL = RunSpec.vit("bcos", "ti", "38"), RunSpec.vit("conventional"
 
 
 @pytest.fixture
-def measured(monkeypatch) -> list[tuple[str, str]]:
+def measured(monkeypatch) -> list[tuple[str, Metric]]:
     """All measurements that are taken, of runs that count as trained."""
-    taken: list[tuple[str, str]] = []
+    taken: list[tuple[str, Metric]] = []
 
-    def take(study, spec, metric):
-        taken.append((spec.label, metric))
-        return {"scores": {}, "divisors": {}}
+    def take(study, spec, metrics):
+        taken.extend((spec.label, metric) for metric in metrics)
+        return [{"scores": {}, "divisors": {}} for _ in metrics]
 
     monkeypatch.setattr(measure, "_evaluate", take)
     monkeypatch.setattr(measure, "run_record", lambda study, spec: {})
@@ -55,6 +55,18 @@ def test_a_measurement_is_taken_again_when_its_numbers_would_change(study, measu
     assert times(study) == 0
     monkeypatch.setattr(type(METRICS.get("localization")), "version", 2)
     assert times(study) == 1
+
+
+def test_options_are_measured_once_each(study, measured):
+    sets = [{}, {"output": "logit"}, {"smooth": 15}]
+    assert measure_run(study, BCOS, "perturbation") is not None
+    measured.clear()
+    found = measure_options(study, BCOS, "perturbation", sets)
+    assert [metric.smooth for _, metric in measured] == [1, 15]
+    assert found == [{"scores": {}, "divisors": {}}] * 3
+    measured.clear()
+    assert measure_options(study, BCOS, "perturbation", sets) == found
+    assert measured == []
 
 
 def test_methods_are_compared_where_they_apply(study, measured):

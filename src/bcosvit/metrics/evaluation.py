@@ -166,8 +166,8 @@ def evaluate(
     if metrics is not None and left_out:
         name, reason = next(iter(left_out.items()))
         raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
-    chosen = [metric for metric in chosen if metric.name not in left_out]
-    explaining = [metric for metric in chosen if metric.explains]
+    named = name_metrics([metric for metric in chosen if metric.name not in left_out])
+    explaining = {name: metric for name, metric in named.items() if metric.explains}
     _check(model, data, methods, batch_size, bool(explaining))
     if known is not None and known.images != len(data):
         raise ValueError(
@@ -194,26 +194,55 @@ def evaluate(
     if known is None:
         items = Accuracy().select(predictions := run.predictions())
         known = Accuracy().result(items, {}, bootstrap, len(predictions) - len(items))
-    single = [metric for metric in explaining if type(metric).compose is Metric.compose]
-    groups = [[metric] for metric in explaining if metric not in single]
+    single = {
+        name: metric
+        for name, metric in explaining.items()
+        if type(metric).compose is Metric.compose
+    }
+    groups = [{name: metric} for name, metric in explaining.items() if name not in single]
     found: dict[str, MetricResult] = {}
     for group in [*groups, single] if single else groups:
         found |= _measure(run, group, known.predictions, bootstrap)
-    others = [metric for metric in chosen if not metric.explains and metric.name != "accuracy"]
-    for metric in others:
-        items = metric.select(known.predictions)
-        found[metric.name] = metric.result(items, {}, bootstrap)
+    for name, metric in named.items():
+        if not metric.explains and name != "accuracy":
+            items = metric.select(known.predictions)
+            found[name] = metric.result(items, {}, bootstrap)
     return Evaluation(
-        results={"accuracy": known}
-        | {metric.name: found[metric.name] for metric in chosen if metric.name in found},
+        results={"accuracy": known} | {name: found[name] for name in named if name in found},
         left_out=left_out,
         completeness=run.completeness(),
         settings={
             "methods": [method_name(method) for method in methods],
-            "metrics": {metric.name: asdict(metric) for metric in chosen},  # type: ignore[call-overload]
+            "metrics": {name: asdict(metric) for name, metric in named.items()},  # type: ignore[call-overload]
             "bootstrap": asdict(bootstrap),
         },
     )
+
+
+def name_metrics(metrics: Sequence[Metric]) -> dict[str, Metric]:
+    """Names metrics; where several are the same but for their options, these become part of it.
+
+    Args:
+        metrics: The metrics.
+
+    Returns:
+        The metrics by unique names.
+
+    Examples:
+        >>> from bcosvit.metrics import PixelPerturbation
+        >>> list(name_metrics([PixelPerturbation(), PixelPerturbation(output="logit")]))
+        ['perturbation', 'perturbation-output-logit']
+    """
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        name = metric.name
+        if sum(each.name == name for each in metrics) > 1:
+            default = asdict(type(metric)())  # type: ignore[call-overload]
+            given = asdict(metric)  # type: ignore[call-overload]
+            changed = [f"-{key}-{given[key]}" for key in given if given[key] != default[key]]
+            name += "".join(changed)
+        found[name] = metric
+    return found
 
 
 def obstacles(
@@ -333,52 +362,55 @@ class _Run:
 
 
 def _measure(
-    run: _Run, group: Sequence[Metric], predictions: Sequence[Prediction], bootstrap: Bootstrap
+    run: _Run,
+    group: Mapping[str, Metric],
+    predictions: Sequence[Prediction],
+    bootstrap: Bootstrap,
 ) -> dict[str, MetricResult]:
     """Measures metrics that look at the same pictures: a single one, or all of single images."""
-    selected = {metric.name: metric.select(predictions) for metric in group}
+    selected = {name: metric.select(predictions) for name, metric in group.items()}
     # In the order of the data, which reads fastest, unless a single metric has one of its own.
     items = list(dict.fromkeys(item for each in selected.values() for item in each))
-    tiles = group[0].tiles
+    first, tiles = next((name, metric.tiles) for name, metric in group.items())
     if tiles == 1:
         items.sort(key=lambda item: item[0].index)
     wanted = {name: set(each) for name, each in selected.items()}
     mine = run.ranks.share(items)
     batch_size = tiles * max(1, run.batch_size // tiles)
-    what = "explanations" if tiles == 1 else group[0].name
+    what = "explanations" if tiles == 1 else first
     rows: list[dict[str, _Row]] = []
     shown = [image for item in mine for image in item]
-    needs_masks = any(metric.needs_masks for metric in group)
+    needs_masks = any(metric.needs_masks for metric in group.values())
     for batch in run.again(shown, batch_size, what, masks=needs_masks):
         here = mine[len(rows) : len(rows) + len(batch.indices) // tiles]
         rows += _score_batch(run, group, batch, here, wanted)
     scored = dict(zip(items, run.ranks.gather(rows), strict=True))
     found: dict[str, MetricResult] = {}
-    for metric in group:
-        kept = [item for item in selected[metric.name] if metric.name in scored[item]]
-        scores = _columns([scored[item][metric.name] for item in kept])
-        left_out = len(selected[metric.name]) - len(kept)
-        found[metric.name] = metric.result(kept, scores, bootstrap, left_out)
+    for name, metric in group.items():
+        kept = [item for item in selected[name] if name in scored[item]]
+        scores = _columns([scored[item][name] for item in kept])
+        left_out = len(selected[name]) - len(kept)
+        found[name] = metric.result(kept, scores, bootstrap, left_out)
     return found
 
 
 def _score_batch(
     run: _Run,
-    group: Sequence[Metric],
+    group: Mapping[str, Metric],
     batch: Batch,
     items: Sequence[Item],
     wanted: Mapping[str, set[Item]],
 ) -> list[dict[str, _Row]]:
     """The scores of every item by metric; a metric that does not look at an item has none."""
-    tiles = group[0].tiles
+    first = next(iter(group.values()))
+    tiles = first.tiles
     which = {
-        metric.name: [
+        name: [
             number
             for number, item in enumerate(items)
-            if item in wanted[metric.name]
-            and not (metric.needs_masks and batch.masks[number] is None)
+            if item in wanted[name] and not (metric.needs_masks and batch.masks[number] is None)
         ]
-        for metric in group
+        for name, metric in group.items()
     }
     # Images that no metric asks for are not explained; `at` is where the maps of the others are.
     needed = sorted({number for numbers in which.values() for number in numbers})
@@ -386,14 +418,14 @@ def _score_batch(
     if not needed:
         return results
     images, labels = run.on_device(batch)
-    pictures, targets = group[0].compose(
+    pictures, targets = first.compose(
         images.unflatten(0, (-1, tiles))[needed], labels.unflatten(0, (-1, tiles))[needed]
     )
     maps = run.maps(pictures, targets)
     each = len(pictures) // len(needed)
     at = {number: position for position, number in enumerate(needed)}
-    for metric in group:
-        numbers = which[metric.name]
+    for name, metric in group.items():
+        numbers = which[name]
         if not numbers:
             continue
         rows = [at[number] * each + offset for number in numbers for offset in range(each)]
@@ -415,7 +447,7 @@ def _score_batch(
             )
         )
         for number, row in zip(numbers, _rows(scores), strict=True):
-            results[number][metric.name] = row
+            results[number][name] = row
     return results
 
 

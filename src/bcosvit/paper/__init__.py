@@ -10,6 +10,9 @@ from bcosvit.paper.figures import FIGURES, Figure, Headline, Outcome, Panel, reg
 from bcosvit.paper import qualitative as _qualitative  # noqa: F401
 
 # isort: split
+from bcosvit.paper import faithfulness as _faithfulness  # noqa: F401
+
+# isort: split
 from bcosvit.paper.reproduction import Reproduction, reproduce
 from bcosvit.paper.study import RunSpec, Study, StudyOptions
 

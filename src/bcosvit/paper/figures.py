@@ -16,7 +16,7 @@ from bcosvit.attribution import describe_method, method_title
 from bcosvit.metrics import Bootstrap, Resampled
 from bcosvit.metrics.grid_pointing import CHANCE
 from bcosvit.paper.charts import Chart, grouped_bars, method_markers
-from bcosvit.paper.measure import NORMS, measure_run
+from bcosvit.paper.measure import NORMS, measure_options, measure_run
 from bcosvit.paper.runs import run_record
 from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study
 from bcosvit.registry import Registry
@@ -302,27 +302,42 @@ Scores = dict[str, dict[str, Resampled]]
 _MEAN = "mean of "
 
 
+def options_label(options: Mapping[str, Any]) -> str:
+    """Returns a metric's options as a reader would write them."""
+    return ", ".join(f"{key}={value}" for key, value in options.items()) or "as in the paper"
+
+
 def measure_scores(study: Study, family: str, metric: str) -> Scores:
     """Measures every method on every transformer of a family, and averages over seeds."""
-    scores: Scores = {}
+    return measure_scores_by_options(study, family, metric, [{}])[0]
+
+
+def measure_scores_by_options(
+    study: Study, family: str, metric: str, options: Sequence[Mapping[str, Any]]
+) -> list[Scores]:
+    """Does the same with each of several sets of the metric's options."""
+    scores: list[Scores] = [{} for _ in options]
     for number, spec in enumerate(study.configurations(family)):
-        found: dict[str, list[Resampled]] = {}
+        found: list[dict[str, list[Resampled]]] = [{} for _ in options]
         for seeded in spec.with_seeds(study.seeds):
-            result = measure_run(study, seeded, metric)
-            if result is None:
-                continue
             # Each model has its own grids and images, so they are resampled independently.
             bootstrap = Bootstrap(seed=1000 * number + seeded.seed)
-            for method, values in result["scores"].items():
-                score = bootstrap.resample(values)
-                if method in result["divisors"]:
-                    score = score / bootstrap.resample(result["divisors"][method])
-                found.setdefault(method, []).append(score)
-            if not result["scores"]:
-                reason = "too few images are classified correctly"
-                study.missing[f"{metric} of {seeded.label}"] = reason
-        for method, each in found.items():
-            scores.setdefault(method, {})[spec.short] = Resampled.mean_of(each)
+            results = measure_options(study, seeded, metric, options)
+            for given, result, mine in zip(options, results, found, strict=True):
+                if result is None:
+                    continue
+                for method, values in result["scores"].items():
+                    score = bootstrap.resample(values)
+                    if method in result["divisors"]:
+                        score = score / bootstrap.resample(result["divisors"][method])
+                    mine.setdefault(method, []).append(score)
+                if not result["scores"]:
+                    reason = "too few images are classified correctly"
+                    name = f"{metric} ({options_label(given)})" if given else metric
+                    study.missing[f"{name} of {seeded.label}"] = reason
+        for mine, all_ in zip(found, scores, strict=True):
+            for method, each in mine.items():
+                all_.setdefault(method, {})[spec.short] = Resampled.mean_of(each)
     return scores
 
 

@@ -8,9 +8,10 @@ and the methods included, so that results of other options or versions are not u
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,12 +25,15 @@ from bcosvit.metrics import (
     METRICS,
     AccuracyResult,
     Estimate,
+    Evaluation,
     GridPointingGame,
     Metric,
+    MetricResult,
     Prediction,
     configure,
     evaluate,
     most_confident,
+    name_metrics,
     write_summary,
 )
 from bcosvit.models.base import create_model
@@ -63,32 +67,58 @@ def measure_run(study: Study, spec: RunSpec, metric: str) -> dict[str, Any] | No
         The result, fit for JSON, or None. Metrics of explanations have ``scores`` by method, and
         ``divisors`` where the mean of scores is divided by another mean.
     """
+    return measure_options(study, spec, metric, [{}])[0]
+
+
+def measure_options(
+    study: Study, spec: RunSpec, metric: str, options: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any] | None]:
+    """Measures a finished run by one metric with several sets of options, as far as is missing.
+
+    Single images are explained once for all sets of options.
+
+    Args:
+        study: The study; its ``missing`` gets the reason where there is no result.
+        spec: The run.
+        metric: A registered metric or ``"norms"``.
+        options: Sets of options of the metric, beside those that the study has.
+
+    Returns:
+        A result for each set of options, as in `measure_run`.
+    """
     if not _is_trained(study, spec):
-        return None
-    settings = _settings(study, spec, metric)
-    path = _path(study, spec, settings)
-    found = read_json(path)
-    if found is None:
+        return [None] * len(options)
+    settings = [_settings(study, spec, metric, each) for each in options]
+    paths = [_path(study, spec, each) for each in settings]
+    found = [read_json(path) for path in paths]
+    missing = [number for number, each in enumerate(found) if each is None]
+    if missing:
         reason = None if metric == NORMS else _obstacle(study, metric)
         if reason is None and study.seconds_left() <= 0:
             reason = "no time was left"
         if reason is not None:
             study.missing[f"{metric} of {spec.label}"] = reason
-            return None
-        study.log(f"Measuring {metric} of {spec.label}")
-        began = time.monotonic()
-        result = _norms(study, spec) if metric == NORMS else _evaluate(study, spec, metric)
-        found = {
-            "settings": settings,
-            "run": path.parents[1].name,
-            "seconds": time.monotonic() - began,
-            "machine": machine(choose_device(study.device)),
-            "result": result,
-        }
-        write_summary(path, found)
-    study.used[spec] = None
-    result = found["result"]
-    return result
+        else:
+            times = f" with {len(missing)} sets of options" if len(missing) > 1 else ""
+            study.log(f"Measuring {metric} of {spec.label}{times}")
+            began = time.monotonic()
+            if metric == NORMS:
+                results = [_norms(study, spec)]
+            else:
+                chosen = [_metric(study, metric, options[number]) for number in missing]
+                results = _evaluate(study, spec, chosen)
+            for number, result in zip(missing, results, strict=True):
+                found[number] = record = {
+                    "settings": settings[number],
+                    "run": paths[number].parents[1].name,
+                    "seconds": (time.monotonic() - began) / len(missing),
+                    "machine": machine(choose_device(study.device)),
+                    "result": result,
+                }
+                write_summary(paths[number], record)
+    if any(each is not None for each in found):
+        study.used[spec] = None
+    return [None if each is None else each["result"] for each in found]
 
 
 def load_run(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages] | None:
@@ -153,12 +183,13 @@ def _is_trained(study: Study, spec: RunSpec) -> bool:
     return False
 
 
-def _metric(study: Study, name: str) -> Metric:
-    """A registered metric with those of its options that the study has."""
+def _metric(study: Study, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Metric:
+    """A registered metric with those of its options that the study has, and others."""
     metric = METRICS.get(name)
     fields = {field.name for field in dataclasses.fields(metric)}  # type: ignore[arg-type]
     given: dict[str, Any] = {"grids": study.grids, "images": study.images}
-    return configure(metric, {name: given[name] for name in given if name in fields})
+    mine = {name: given[name] for name in given if name in fields}
+    return configure(metric, {**mine, **options})
 
 
 def _obstacle(study: Study, name: str) -> str | None:
@@ -177,12 +208,14 @@ def _applicable(kind: str) -> tuple[str, ...]:
         return explainers(create_model(model_config(f"{kind}_ti_38", depth=1)))
 
 
-def _settings(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
+def _settings(
+    study: Study, spec: RunSpec, name: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Everything that a measurement depends on, except the run."""
     settings: dict[str, Any] = {"metric": name, "split": "val", "limit": study.limit}
     if name == NORMS:
         return {**settings, "images": NORM_IMAGES}
-    metric = _metric(study, name)
+    metric = _metric(study, name, options)
     settings |= {"version": metric.version, "options": dataclasses.asdict(metric)}  # type: ignore[call-overload]
     if metric.explains:
         names = _methods(study, spec)
@@ -208,16 +241,16 @@ def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
     return predictor, images
 
 
-def _evaluate(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
+def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Measures metrics that differ in their options alone."""
     predictor, images = _load(study, spec)
-    metric = _metric(study, name)
 
-    def measure(metric: Metric, known: AccuracyResult | None) -> Any:
+    def measure(metrics: Sequence[Metric], known: AccuracyResult | None) -> Evaluation:
         return evaluate(
             predictor.model,
             images,
-            _methods(study, spec) if metric.explains else (),
-            metrics=[metric],
+            _methods(study, spec) if metrics[0].explains else (),
+            metrics=metrics,
             batch_size=study.batch_size,
             num_workers=run_recipe(study, spec).num_workers,
             known=known,
@@ -229,12 +262,16 @@ def _evaluate(study: Study, spec: RunSpec, name: str) -> dict[str, Any]:
     path = _path(study, spec, settings)
     known = _read_predictions(path)
     if known is None:
-        known = measure(accuracy, None).accuracy
+        known = measure([accuracy], None).accuracy
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(dataclasses.asdict(known)))
-    if metric.name == accuracy.name:
-        return _accuracy(known)
-    found = measure(metric, known)[name]
+    if metrics[0].name == accuracy.name:
+        return [_accuracy(known)]
+    found = measure(metrics, known)
+    return [_scores(found[name]) for name in name_metrics(metrics)]
+
+
+def _scores(found: MetricResult) -> dict[str, Any]:
     samples = found.samples().items()
     return {
         "summary": found.summary(),

@@ -1,0 +1,183 @@
+"""Figures beyond the paper: what its conclusions depend on, and other tests of explanations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from bcosvit.attribution import method_title
+from bcosvit.metrics import METRICS, Resampled
+from bcosvit.paper.charts import Chart, grouped_bars
+from bcosvit.paper.figures import (
+    Figure,
+    Headline,
+    Outcome,
+    Row,
+    Scores,
+    best_post_hoc,
+    mean_rows,
+    mean_scores,
+    measure_scores,
+    measure_scores_by_options,
+    options_label,
+    register_figure,
+    score_rows,
+)
+from bcosvit.paper.measure import measure_run
+from bcosvit.paper.study import RunSpec, Study
+
+FAMILIES = {"bcos": "B-cos", "conventional": "conventional"}
+
+
+def advantage(bcos: Scores, others: Scores) -> tuple[Resampled | None, str | None]:
+    """Divides the inherent mean on B-cos models by that of the best post-hoc method.
+
+    Args:
+        bcos: The scores on B-cos models.
+        others: The scores among which the best post-hoc method is sought: the same ones, or those
+            on conventional models.
+
+    Returns:
+        The ratio, None where it is not defined, and the best post-hoc method.
+    """
+    best = best_post_hoc(others)
+    if best is None or "inherent" not in bcos:
+        return None, best
+    divisor = mean_scores(others)[best]
+    return (mean_scores(bcos)["inherent"] / divisor if divisor.value > 0 else None), best
+
+
+class BothFamilies(Figure):
+    """A figure that needs the transformers of both families."""
+
+    def runs(self, study: Study) -> list[RunSpec]:
+        both = study.configurations("bcos"), study.configurations("conventional")
+        return study.with_seeds(spec for pair in zip(*both, strict=True) for spec in pair)
+
+
+@register_figure("options")
+class Options(BothFamilies):
+    """What the conclusions of both metrics depend on."""
+
+    title = "What the conclusions depend on"
+    about = (
+        "Localization and perturbation with other choices than the paper's: maps smoothed over "
+        "15×15 px (as in the authors' public code), images of at least 50 % confidence, removed "
+        "pixels black, of the mean color or blurred instead of zero, logits instead of "
+        "probabilities, squares instead of pixels. The paper's choice comes first. A ratio above 1 "
+        "says that inherent explanations are better than the best post-hoc method."
+    )
+    sets: ClassVar[dict[str, list[dict[str, Any]]]] = {
+        "localization": [
+            {},
+            {"smooth": 15},
+            {"min_confidence": 0.5},
+            {"smooth": 15, "min_confidence": 0.5},
+        ],
+        "perturbation": [
+            {},
+            {"output": "logit"},
+            {"min_confidence": 0.5},
+            {"smooth": 15},
+            {"smooth": 15, "output": "logit"},
+            {"region": 16},
+            {"region": 16, "output": "logit"},
+            *(
+                {"removal": removal, **output}
+                for removal in ("black", "mean", "blur")
+                for output in ({}, {"output": "logit"})
+            ),
+        ],
+    }
+    paper: ClassVar = {"localization": "2.47 (Rollout)", "perturbation": "1.99 (Rollout)"}
+
+    def make(self, study: Study) -> Outcome:
+        headlines: list[Headline] = []
+        rows: list[Row] = []
+        charts: list[Chart] = []
+        for metric, sets in self.sets.items():
+            both = [measure_scores_by_options(study, each, metric, sets) for each in FAMILIES]
+            shown = {}
+            for options, bcos, conventional in zip(sets, *both, strict=True):
+                label = options_label(options)
+                for family, scores in zip(FAMILIES.values(), (bcos, conventional), strict=True):
+                    found = score_rows(family, scores, "score")
+                    rows += [{"metric": metric, "options": label, **row} for row in found]
+                ratio, best = advantage(bcos, bcos)
+                claim = f"{metric.capitalize()}, {label}: inherent ÷ best post-hoc on B-cos ViTs"
+                note = f" ({method_title(best or '')})"
+                paper = "not given" if options else self.paper[metric]
+                headlines.append(Headline.of(claim, paper, ratio, ".2f", note))
+                across, _ = advantage(bcos, conventional)
+                each = {"B-cos ViTs": ratio, "conventional ViTs": across}
+                shown[label] = {
+                    side: number.estimate() for side, number in each.items() if number is not None
+                }
+            if any(shown.values()):
+                caption = (
+                    f"{metric.capitalize()}: the mean of inherent explanations of B-cos ViTs over "
+                    f"that of the best post-hoc method on B-cos and on conventional ViTs."
+                )
+                bars = {label: each for label, each in shown.items() if each}
+                charts.append(grouped_bars(f"options-{metric}", caption, "ratio", bars))
+        return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=charts)
+
+
+@register_figure("faithfulness")
+class Faithfulness(BothFamilies):
+    """Tests of explanations that came after the paper, or that only additive ones can pass."""
+
+    title = "Additivity, deletion and insertion, randomized weights"
+    about = (
+        "Additivity: how much of the change of the logit, when one of 7×7 regions is removed, the "
+        "region's attribution predicts (R² per image). Deletion and insertion: the area between "
+        "the curves over all pixels, which are replaced by a blurred image. Randomized weights: "
+        "how little maps resemble those of a model with shuffled weights."
+    )
+    metrics: ClassVar = ("additivity", "deletion_insertion", "randomization")
+
+    def make(self, study: Study) -> Outcome:
+        headlines: list[Headline] = []
+        rows: list[Row] = []
+        charts: list[Chart] = []
+        for metric in self.metrics:
+            both = {
+                title: measure_scores(study, family, metric) for family, title in FAMILIES.items()
+            }
+            for family, scores in both.items():
+                rows += [{"metric": metric, **row} for row in score_rows(family, scores, "score")]
+            bcos = both["B-cos"]
+            ratio, best = advantage(bcos, bcos)
+            title = METRICS.get(metric).title
+            claim = f"{title}: inherent ÷ best post-hoc on B-cos ViTs"
+            note = f" ({method_title(best or '')})"
+            headlines.append(Headline.of(claim, "not in the paper", ratio, ".2f", note))
+            charts += self._chart(metric, title, both)
+        headlines.append(self._slope(study))
+        return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=charts)
+
+    def _slope(self, study: Study) -> Headline:
+        """The slope of measured over predicted changes, which is 1 for changes of the logit."""
+        claim = "Additivity: slope of inherent explanations, mean over models"
+        found = [
+            result["summary"]["slope"]["inherent"]["mean"]
+            for spec in study.configurations("bcos")
+            for seeded in spec.with_seeds(study.seeds)
+            if (result := measure_run(study, seeded, "additivity"))
+            and "inherent" in result["scores"]
+        ]
+        if not found:
+            return Headline(claim, "not in the paper")
+        return Headline(claim, "not in the paper", f"{sum(found) / len(found):.2f}")
+
+    def _chart(self, metric: str, title: str, both: Mapping[str, Scores]) -> list[Chart]:
+        methods: Sequence[str] = list(dict.fromkeys(m for each in both.values() for m in each))
+        groups = {
+            method_title(method): {
+                family: mean_scores(scores)[method].estimate()
+                for family, scores in both.items()
+                if method in scores
+            }
+            for method in methods
+        }
+        return [grouped_bars(metric, f"{title}, means over models.", "score", groups)] * bool(
+            groups
+        )
