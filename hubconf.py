@@ -14,7 +14,7 @@ dependencies = ["torch", "torchvision", "numpy", "safetensors"]
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 import bcosvit  # noqa: E402
-from bcosvit.models.hub import DEFAULT  # noqa: E402
+from bcosvit.shipped import DEFAULT  # noqa: E402
 
 
 def create_model(name: str, **options: Any) -> Any:

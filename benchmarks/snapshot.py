@@ -22,8 +22,8 @@ import torch
 import bcosvit
 from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
-from bcosvit.models.hub import shipped
 from bcosvit.predictor import Predictor
+from bcosvit.shipped import shipped
 from bcosvit.train import Recipe, train
 
 SLOW = ("intgrad", "smoothgrad", "occlusion")

@@ -15,13 +15,13 @@ from rich.console import Console
 from bcosvit.attribution import method_title
 from bcosvit.data.scenes import Scenes
 from bcosvit.metrics import Evaluation
-from bcosvit.models.hub import DEFAULT
 from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.explain import explain_pictures
 from bcosvit.report.images import Picture
 from bcosvit.report.pages import environment
 from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import metric_columns
+from bcosvit.shipped import DEFAULT
 from bcosvit.train import train
 
 OUT = Path("demo-out")

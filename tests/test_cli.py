@@ -1,15 +1,21 @@
 """The installed command, run as a user runs it."""
 
+import ast
+import json
+import subprocess
+import sys
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from bcosvit import list_models
 from bcosvit.attribution import METHODS
-from bcosvit.cli import app
-from bcosvit.cli.names import NAMES
+from bcosvit.cli import app, names
+from bcosvit.cli.names import KINDS, REGISTRIES, TABLE, registered
 from bcosvit.data.dataset import SOURCES
 from bcosvit.metrics import METRICS
-from bcosvit.models.hub import DEFAULT
+from bcosvit.shipped import DEFAULT
 from bcosvit.train import RECIPES
 from tests.command import bcosvit
 
@@ -25,11 +31,17 @@ def test_info_prints_the_models_costs():
     assert "training, batch 8" in result.stdout
 
 
+def test_info_knows_shipped_models():
+    result = bcosvit("info", "bcos_vit_ti_87_imagenette")
+    assert result.returncode == 0, result.stderr
+    assert "14×14 = 196" in result.stdout
+
+
 def test_info_lists_everything_that_has_a_name():
     result = bcosvit("info")
     assert result.returncode == 0, result.stderr
-    names = (*list_models(), *METHODS.names(), *METRICS.names(), *SOURCES.names(), *RECIPES)
-    assert [name for name in names if name not in result.stdout] == []
+    listed = (*list_models(), *METHODS.names(), *METRICS.names(), *SOURCES.names(), *RECIPES)
+    assert [name for name in listed if name not in result.stdout] == []
 
 
 @pytest.mark.parametrize(
@@ -42,14 +54,49 @@ def test_info_lists_everything_that_has_a_name():
     ],
 )
 def test_help_lists_what_is_registered(command, lists, monkeypatch):
-    for kind in NAMES:
-        monkeypatch.setitem(NAMES, kind, lambda kind=kind: [f"{kind}-from-a-registry"])
+    monkeypatch.setattr(names, "list_names", lambda kind: [f"{kind}-from-a-registry"])
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     words = "".join(result.output.split())
-    assert [kind for kind in NAMES if f"{kind}-from-a-registry" in words] == [
-        kind for kind in NAMES if kind in lists
+    assert [kind for kind in KINDS if f"{kind}-from-a-registry" in words] == [
+        kind for kind in KINDS if kind in lists
     ]
-    assert [kind for kind in NAMES if f"{{{kind}}}" in words] == []
+    assert [kind for kind in KINDS if f"{{{kind}}}" in words] == []
+
+
+def test_table_of_names_is_that_of_the_registries():
+    # Written by: python -m bcosvit.cli.names
+    table = json.loads(TABLE.read_text("utf-8"))
+    found = {kind: registered(kind) for kind in REGISTRIES}
+    # Other tests may have registered more, behind what the package brings.
+    assert {kind: found[kind][: len(listed)] for kind, listed in table.items()} == table
+    assert found.keys() == table.keys()
+
+
+def test_table_of_names_is_complete():
+    code = "from bcosvit.cli.names import *; print({k: len(registered(k)) for k in REGISTRIES})"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    table = json.loads(TABLE.read_text("utf-8"))
+    assert ast.literal_eval(out.stdout) == {kind: len(listed) for kind, listed in table.items()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        *([command, "--help"] for command in typer.main.get_command(app).commands),
+    ],
+    ids=" ".join,
+)
+def test_help_computes_nothing(arguments):
+    code = (
+        "import sys, contextlib; from bcosvit.cli import app\n"
+        f"with contextlib.suppress(SystemExit): app({arguments})\n"
+        "heavy = {'torch', 'numpy', 'PIL', 'lightning', 'gradio', 'matplotlib'}\n"
+        "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout
+    assert out.stderr.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -57,13 +104,16 @@ def test_help_lists_what_is_registered(command, lists, monkeypatch):
     [
         ("explain --methods ro", "rollout"),
         ("explain --methods inherent,ro", "inherent,rollout"),
-        ("explain --weights bcos_eff", DEFAULT),
+        (f"explain --weights {DEFAULT[:-3]}", DEFAULT),
         ("evaluate --metrics loc", "localization"),
         ("evaluate --metrics al", "all"),
         ("train --recipe qu", "quick"),
         ("train --model bcos_vit_b_8", "bcos_vit_b_87"),
         ("info bcos_vit_b_8", "bcos_vit_b_87"),
         ("reproduce accu", "accuracy"),
+        ("train scen", "scenes"),
+        ("train data --init bcos_vit_ti", "bcos_vit_ti_87_imagenette"),
+        ("info bcos_vit_ti_87_", "bcos_vit_ti_87_imagenette"),
     ],
 )
 def test_completion(words, completed):

@@ -23,8 +23,7 @@ def bare(tmp_path, monkeypatch):
     """An installation with nothing but the core, and one shipped model."""
     shelf = tmp_path / "shelf"
     write_weights(shelf / f"{bcosvit.doctor.DEFAULT}.safetensors")
-    monkeypatch.setattr(bcosvit.doctor, "FOLDER", shelf)
-    monkeypatch.setattr("bcosvit.models.hub.FOLDER", shelf)
+    monkeypatch.setattr("bcosvit.shipped.FOLDER", shelf)
     monkeypatch.setattr(bcosvit.doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(bcosvit.doctor, "HAS_TRITON", False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -16,7 +16,8 @@ ROOT = Path(bcosvit.__file__).parent
 MAY_IMPORT = {
     "ops": set(),
     "nn": {"ops"},
-    "models": {"ops", "nn"},
+    # Of data, only the transform that a model's pictures go through.
+    "models": {"ops", "nn", "data"},
     "attribution": {"ops", "nn", "models"},
     "data": {"nn"},
     "metrics": {"ops", "nn", "models", "attribution", "data", "predictor"},
@@ -39,7 +40,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor", "predictor"}
 # Small modules without an opinion, open to all.
-COMMON = {"_torchvision", "files", "messages", "registry", "settings"}
+COMMON = {"_torchvision", "files", "messages", "registry", "settings", "shipped"}
 
 
 def imports(path: Path) -> set[str]:
@@ -90,7 +91,9 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    graph = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    # The package itself imports its public names when they are used.
+    modules = {name: path for name, path in MODULES.items() if name != "bcosvit"}
+    graph = {name: imported_modules(path) - {name} for name, path in modules.items()}
     # Raises CycleError, which names the modules.
     TopologicalSorter(graph).prepare()
 
@@ -122,9 +125,9 @@ def test_references_import_nothing_of_ours():
 
 
 def test_import_is_light():
-    heavy = ["torchvision", "matplotlib", "lightning", "rich", "typer", "PIL", "datasets", "gradio"]
+    heavy = ["torch", "torchvision", "matplotlib", "lightning", "rich", "typer", "PIL", "gradio"]
     code = (
-        "import sys, torch; before = set(sys.modules); import bcosvit; "
+        "import sys; before = set(sys.modules); import bcosvit; "
         f"print([m for m in {heavy} if m in set(sys.modules) - before])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

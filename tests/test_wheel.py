@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bcosvit.doctor import EXTRAS
-from bcosvit.models.hub import DEFAULT
+from bcosvit.shipped import DEFAULT
 from tests.report.support import Page, write_pictures
 
 ROOT = Path(__file__).parents[1]

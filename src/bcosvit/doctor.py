@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from bcosvit.files import cache_folder
-from bcosvit.models.hub import DEFAULT, FOLDER, shipped
 from bcosvit.ops.dispatch import HAS_TRITON
+from bcosvit.shipped import DEFAULT, shipped, shipped_file
 
 CORE = (
     "torch",
@@ -95,7 +95,7 @@ def examine() -> Findings:
         torchvision=_torchvision(),
         backend=_backend(),
         extras={name: _extra(name) for name in EXTRAS},
-        weights={name: (FOLDER / f"{name}.safetensors").stat().st_size for name in shipped()},
+        weights={name: shipped_file(name).stat().st_size for name in shipped()},
         default_weights=DEFAULT if DEFAULT in shipped() else None,
         cache=str(cache),
         cached=sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()),

@@ -8,25 +8,27 @@ command, report, page and study starts from one.
 import csv
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from bcosvit.attribution import METHODS, Attribution, Method, Top, explain_all, explainers
 from bcosvit.attribution.base import resolve_target
-from bcosvit.data.images import read_image
+from bcosvit.data.images import list_images, read_image, upright_rgb
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.messages import and_more
 from bcosvit.models.base import AnyModel, load
-from bcosvit.models.hub import DEFAULT, locate
 from bcosvit.models.registry import to_dict
-from bcosvit.models.weights import CLASSES_KEY, IDS_KEY, class_names, read_metadata, run_notes
 from bcosvit.nn import prepared_view
+from bcosvit.nn.views import unwrapped
+from bcosvit.shipped import DEFAULT
 
-__all__ = ["Explanation", "Predictor", "choose_device", "confidence", "log_odds"]
+__all__ = ["Explanation", "Predictor", "choose_device", "confidence", "find_class", "log_odds"]
 
 
 def confidence(model: AnyModel, logits: Tensor) -> Tensor:
@@ -168,17 +170,7 @@ class Predictor:
         Raises:
             ValueError: If the weights cannot be read or the device cannot be used.
         """
-        # Once: what was downloaded is verified each time it is looked for.
-        path = locate(weights)
-        metadata = read_metadata(path)
-        model = load(path).to(choose_device(device))
-        return cls.of(
-            model,
-            _class_names(path, metadata, model.config.num_classes),
-            class_ids=_class_names(path, metadata, model.config.num_classes, IDS_KEY),
-            crop=run_notes(metadata, path).get("eval_crop"),
-            weights=str(weights),
-        )
+        return cls.of(load(weights).to(choose_device(device)), weights=str(weights))
 
     @classmethod
     def of(
@@ -194,27 +186,24 @@ class Predictor:
 
         Args:
             model: The model, on its device.
-            class_names: One name per class; without, classes are numbered.
-            class_ids: Short names of the classes, such as WordNet IDs, that data may use.
-            crop: The share of a picture's short side that the model sees; the paper's by default.
+            class_names: One name per class; by default the model's own, else classes are numbered.
+            class_ids: Short names of the classes, such as WordNet IDs, that data may use; by
+                default the model's own.
+            crop: The share of a picture's short side that the model sees; by default that of its
+                training, else the paper's.
             weights: What to call the model in reports.
 
         Returns:
             The predictor. Training ``model`` further does not change it.
         """
-        height, width = model.config.image_size
-        if height != width:
-            raise ValueError(
-                f"The model takes pictures of {width}×{height} pixels, but only squares are "
-                f"supported here; give it a square size with bcosvit.resize_prior."
-            )
-        count = model.config.num_classes
+        names = names_of(model) if class_names is None else tuple(class_names)
+        transform = unwrapped(model).transform
         return cls(
             model=prepared_view(model),
-            class_names=tuple(class_names or (f"class {number}" for number in range(count))),
-            has_class_names=class_names is not None,
-            class_ids=None if class_ids is None else tuple(class_ids),
-            transform=EvalTransform(height, crop or EvalTransform.crop_fraction),
+            class_names=names,
+            has_class_names=class_names is not None or unwrapped(model).classes is not None,
+            class_ids=unwrapped(model).class_ids if class_ids is None else tuple(class_ids),
+            transform=transform if crop is None else replace(transform, crop_fraction=crop),
             weights=weights,
         )
 
@@ -258,6 +247,36 @@ class Predictor:
                 )
         return tuple(METHODS.pick(names))
 
+    def __call__(self, images: Any, top_k: int = 5) -> Any:
+        """Classifies pictures, as an image-classification pipeline of Hugging Face does.
+
+        Args:
+            images: One picture, or a list of them: paths, PIL images, arrays or tensors.
+            top_k: How many classes are returned for each.
+
+        Returns:
+            For one picture a list of ``{"label": ..., "score": ...}``, the most confident class
+            first; for several a list of such lists. Scores of B-cos models are independent of each
+            other: they do not sum to 1.
+
+        Examples:
+            >>> predictor = Predictor.load()
+            >>> predictor("photo.jpg", top_k=1)[0].keys()
+            dict_keys(['label', 'score'])
+        """
+        batch = prepare_images(self.model, images, self.transform)
+        with torch.no_grad():
+            probabilities = confidence(self.model, self.model(batch.images))
+        scores, found = probabilities.topk(min(top_k, len(self.class_names)), 1)
+        listed = [
+            [
+                {"label": self.class_names[label], "score": score}
+                for label, score in zip(labels, values, strict=True)
+            ]
+            for labels, values in zip(found.tolist(), scores.tolist(), strict=True)
+        ]
+        return listed[0] if batch.single else listed
+
     def find_classes(self, names: str) -> list[int]:
         """Finds classes by name or number.
 
@@ -272,27 +291,12 @@ class Predictor:
             ValueError: If a class does not exist; the message suggests similar names.
         """
         wanted = next(csv.reader([names], skipinitialspace=True), [])
-        found = dict.fromkeys(self._find(name.strip()) for name in wanted if name.strip())
+        found = dict.fromkeys(
+            find_class(self.class_names, name.strip()) for name in wanted if name.strip()
+        )
         if not found:
             raise ValueError(f"{names!r} names no class; give some, e.g. {self.class_names[0]!r}.")
         return list(found)
-
-    def _find(self, name: str) -> int:
-        names = self.class_names
-        if name in names:
-            return names.index(name)
-        if name.isdecimal() and int(name) < len(names):
-            return int(name)
-        folded = [each.casefold() for each in names]
-        close = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)
-        near = [names[folded.index(match)] for match in close]
-        hint = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"the model knows {and_more(names, 10)}; numbers from 0 to {len(names) - 1} are "
-            f"allowed too."
-        )
-        raise ValueError(f"There is no class {name!r}; {hint}")
 
     def read(self, path: str | Path) -> Tensor:
         """Reads a picture file as the model's input.
@@ -351,6 +355,146 @@ class Predictor:
         )
 
 
+def names_of(model: AnyModel) -> tuple[str, ...]:
+    """Returns the names of a model's classes, or numbers where its weights bring none."""
+    own = unwrapped(model)
+    return own.classes or tuple(f"class {number}" for number in range(own.config.num_classes))
+
+
+def find_class(class_names: Sequence[str], name: str) -> int:
+    """Finds a class by its name, whatever its case, or by its number.
+
+    Args:
+        class_names: The names of all classes.
+        name: A name or a number.
+
+    Returns:
+        The class's index.
+
+    Raises:
+        ValueError: There is no such class; the message suggests similar names.
+
+    Examples:
+        >>> find_class(["golf_ball", "tench"], "Golf ball")
+        0
+        >>> find_class(["tabby", "tiger cat"], "tabby cat")
+        Traceback (most recent call last):
+        ValueError: There is no class 'tabby cat'; did you mean 'tabby' or 'tiger cat'?
+    """
+    if name in class_names:
+        return class_names.index(name)
+    if name.isdecimal() and int(name) < len(class_names):
+        return int(name)
+    plain = [_plain(each) for each in class_names]
+    meant = _plain(name)
+    if plain.count(meant) == 1:
+        return plain.index(meant)
+    near = [plain.index(each) for each in _similar(meant, plain)]
+    hint = (
+        f"did you mean {' or '.join(repr(class_names[index]) for index in near)}?"
+        if near
+        else f"the model knows {and_more(class_names, 10)}; numbers from 0 to "
+        f"{len(class_names) - 1} are allowed too."
+    )
+    raise ValueError(f"There is no class {name!r}; {hint}")
+
+
+def _similar(meant: str, plain: Sequence[str]) -> list[str]:
+    """Up to three names that are spelled alike, or like one of the words, or share a word."""
+    words = meant.split()
+    found = difflib.get_close_matches(meant, plain, n=2, cutoff=0.8)
+    for word in words:
+        found += difflib.get_close_matches(word, plain, n=2, cutoff=0.8)
+    shared = [each for each in plain if set(words) & set(each.split())]
+    found += difflib.get_close_matches(meant, shared, n=3, cutoff=0.0)
+    found += difflib.get_close_matches(meant, plain, n=3, cutoff=0.6)
+    return list(dict.fromkeys(found))[:3]
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Pictures as the input of a model."""
+
+    images: Tensor
+    """[B, 3, H, W], on the model's device."""
+    names: tuple[str, ...]
+    """One per picture: the file's name, or an empty text."""
+    single: bool
+    """Whether one picture was given, not a list or a batch of one."""
+
+
+def prepare_images(model: AnyModel, given: Any, transform: EvalTransform | None = None) -> Batch:
+    """Makes pictures of any form the input of a model.
+
+    Args:
+        model: The model.
+        given: A path, a PIL image, an array [H, W, 3] (bytes, or floats from 0 to 1), or a list,
+            an array or a folder of several; these are resized and cropped. Tensors [3, H, W] and
+            [B, 3, H, W] are inputs already, and are taken as they are.
+        transform: How pictures become inputs; by default the model's own transform.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ValueError: A picture cannot be read, or is of no known form.
+    """
+    if isinstance(given, Tensor):
+        if given.ndim not in (3, 4):
+            raise ValueError(
+                f"images is a tensor of shape {list(given.shape)}; give [3, H, W] or [B, 3, H, W], "
+                f"RGB in [0, 1]."
+            )
+        batch = given if given.ndim == 4 else given[None]
+        return Batch(images=batch, names=("",) * len(batch), single=given.ndim == 3)
+    transform = transform or unwrapped(model).transform
+    single = True
+    each: list[Any] = [given]
+    if isinstance(given, str | Path) and Path(given).is_dir():
+        each, single = list(list_images(given)), False
+    elif isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim == 4):
+        each, single = list(given), False
+    if not each:
+        raise ValueError(f"{given!r} contains no pictures; give at least one.")
+    inputs = [_input(picture, transform) for picture in each]
+    if len({each.shape for each in inputs}) > 1:
+        raise ValueError("The tensors are not of one shape; resize them, or give PIL images.")
+    names = tuple(Path(one).name if isinstance(one, str | Path) else "" for one in each)
+    images = torch.stack(inputs).to(next(model.parameters()))
+    return Batch(images=images, names=names, single=single)
+
+
+def _input(picture: Any, transform: EvalTransform) -> Tensor:
+    if isinstance(picture, Tensor) and picture.ndim == 3:
+        return picture
+    if isinstance(picture, str | Path):
+        return transform(read_image(picture, at_least=transform.at_least))
+    if isinstance(picture, Image.Image):
+        return transform(upright_rgb(picture))
+    if isinstance(picture, np.ndarray) and picture.ndim in (2, 3):
+        if picture.ndim == 3 and picture.shape[0] == 3 and picture.shape[2] not in (1, 3, 4):
+            picture = np.moveaxis(picture, 0, 2)
+        if picture.ndim == 3 and picture.shape[2] == 1:
+            picture = picture[..., 0]
+        if picture.dtype.kind == "f":
+            if not (np.isfinite(picture).all() and picture.min() >= 0 and picture.max() <= 1):
+                raise ValueError(
+                    "An array of floats has values outside [0, 1]; divide bytes by 255, and do "
+                    "not normalize: the model does."
+                )
+            picture = np.rint(255 * picture)
+        return transform(upright_rgb(Image.fromarray(picture.astype(np.uint8))))
+    shape = f" of shape {list(picture.shape)}" if hasattr(picture, "shape") else ""
+    raise ValueError(
+        f"A {type(picture).__name__}{shape} is no picture; give a path, a PIL image, an array "
+        f"[H, W, 3], a tensor [3, H, W], or a list of them."
+    )
+
+
 def choose_device(device: str) -> torch.device:
     """Finds a device by name.
 
@@ -373,18 +517,6 @@ def choose_device(device: str) -> torch.device:
         raise ValueError(
             f"The device {device!r} cannot be used ({reason}); give auto, cpu or cuda."
         ) from error
-
-
-def _class_names(
-    path: Path, metadata: dict[str, str], count: int, key: str = CLASSES_KEY
-) -> tuple[str, ...] | None:
-    names = class_names(metadata, path, key)
-    if names is not None and len(names) != count:
-        raise ValueError(
-            f"{path} names {len(names)} classes, but its model has {count}; "
-            f"save it again with a name for each."
-        )
-    return names
 
 
 def _of_image(found: Attribution) -> Attribution:

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from bcosvit import create_model, load, save
 from bcosvit.cli import app
 from bcosvit.files import cache_folder
-from bcosvit.models import hub
-from bcosvit.models.hub import DEFAULT, locate, shipped
+from bcosvit.models.hub import locate
 from bcosvit.models.published import load_backbone
 from bcosvit.models.weights import read_metadata
+from bcosvit.shipped import DEFAULT, shipped, shipped_file
 from tests.conftest import randomize, small_config, tiny_config
 from tests.report.support import write_pictures, write_weights
 
@@ -164,7 +164,7 @@ def shelf(tmp_path, monkeypatch):
     """Stands in for the folder of shipped weights."""
     folder = tmp_path / "shelf"
     folder.mkdir()
-    monkeypatch.setattr(hub, "FOLDER", folder)
+    monkeypatch.setattr("bcosvit.shipped.FOLDER", folder)
     return folder
 
 
@@ -212,7 +212,7 @@ def test_explain_needs_no_weights(shelf, tmp_path, monkeypatch):
 def test_what_is_shipped_is_complete():
     """Every shipped model has a card, loads, and the default is among them where any is."""
     for name in shipped():
-        assert (hub.FOLDER / f"{name}.md").read_text("utf-8").startswith("#")
+        assert shipped_file(name).with_suffix(".md").read_text("utf-8").startswith("#")
         assert not load(name).training
     assert DEFAULT in shipped() or not shipped()
 

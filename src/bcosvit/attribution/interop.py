@@ -5,7 +5,7 @@ with ``attribute``. Both hand pictures to the model as they are, so whatever per
 them in [0, 1].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bcosvit.attribution.base import Attribution, Explainer, Method, Target, get_explainer
+from bcosvit.attribution.gradient import IntegratedGradients
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import unwrapped
 
@@ -69,18 +70,34 @@ class CaptumStyle:
         inputs: Tensor | tuple[Tensor, ...],
         target: Target = None,
         return_convergence_delta: bool = False,
+        *,
+        baselines: Tensor | float | None = None,
     ) -> Any:
         """Attributions of images [B, 3, H, W] for ``target``; with them, if asked, errors [B].
 
-        A tuple of one tensor, which captum makes of its inputs, is answered by a tuple.
+        A tuple of one tensor, which captum makes of its inputs, is answered by a tuple. Integrated
+        gradients start at ``baselines``, images as ``inputs`` or one brightness; other methods
+        have none.
         """
         if isinstance(inputs, tuple) and len(inputs) != 1:
             raise ValueError(f"inputs are {len(inputs)} tensors, but a model takes one; give one.")
         images = inputs[0] if isinstance(inputs, tuple) else inputs
-        found = get_explainer(self.method)(self.forward_func, images, target)
+        explainer = get_explainer(self.method)
+        if baselines is not None:
+            explainer = self._from_baselines(explainer, baselines, images)
+        found = explainer(self.forward_func, images, target)
         by_color = _by_color(found, self.forward_func, images)
         result = (by_color,) if isinstance(inputs, tuple) else by_color
         return (result, found.completeness_error()) if return_convergence_delta else result
+
+    def _from_baselines(self, explainer: Any, given: Tensor | float, images: Tensor) -> Any:
+        if not isinstance(explainer, IntegratedGradients):
+            raise ValueError(
+                f"baselines are not allowed with {getattr(explainer, 'title', self.method)}, which "
+                f"compares with none; leave them out, or use method='intgrad'."
+            )
+        start = torch.as_tensor(given).to(images).expand_as(images)
+        return replace(explainer, start=unwrapped(self.forward_func).encoding(start))
 
 
 def _by_color(found: Attribution, model: AnyModel, images: Tensor) -> Tensor:

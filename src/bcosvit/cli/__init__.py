@@ -1,9 +1,12 @@
 """The command line; each command imports what it needs when it runs."""
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from bcosvit import __version__
 from bcosvit.cli import (
     bcosify,
     doctor,
@@ -38,8 +41,21 @@ for command in (
     app.command(cls=ListingCommand)(command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bcosvit {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Vision transformers that explain themselves."""
 
 

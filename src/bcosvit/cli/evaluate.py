@@ -12,7 +12,9 @@ from bcosvit.cli.names import complete
 
 def evaluate(
     weights: Annotated[str, WEIGHTS],
-    data: Annotated[str, typer.Option(help="One of: {data}.")],
+    data: Annotated[
+        str, typer.Option(help="One of: {data}.", autocompletion=complete("data-keys"))
+    ],
     out: Annotated[str, typer.Option(help="A folder for the report and its tables.")],
     metrics: Annotated[
         str,

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from bcosvit.cli.names import complete
-from bcosvit.models.hub import DEFAULT
+from bcosvit.shipped import DEFAULT
 
 WEIGHTS = typer.Option(
     help="A shipped model ({weights}), a safetensors file, https://...#sha256=..., or "

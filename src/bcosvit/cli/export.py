@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from bcosvit.cli.explain import WEIGHTS
-from bcosvit.models.hub import DEFAULT
+from bcosvit.shipped import DEFAULT
 
 
 def export(

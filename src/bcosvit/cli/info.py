@@ -13,8 +13,9 @@ def info(
     name: Annotated[
         str,
         typer.Argument(
-            help="A model's name; without it, everything that has a name is listed.",
-            autocompletion=complete("models"),
+            help="A model's name, shipped ones included; without it, everything that has a name is "
+            "listed.",
+            autocompletion=complete("models", "weights"),
         ),
     ] = "all",
     batch_size: Annotated[int, typer.Option(min=1, help="Images in the batch for memory.")] = 1,
@@ -31,16 +32,15 @@ def info(
 
     bcosvit info bcos_vit_b_38 --batch-size 256 --set position=add
     """
-    from bcosvit.models import model_config
     from bcosvit.models.summary import summarize
-    from bcosvit.models.weights import with_backbone
+    from bcosvit.models.weights import named_config, with_backbone
     from bcosvit.report.tables import summary_table
     from bcosvit.settings import parse_settings
 
     if name == "all":
         _print_lists()
         return
-    config = model_config(name, **with_backbone(parse_settings(settings or [])))
+    config = named_config(name, **with_backbone(parse_settings(settings or [])))
     Console().print(summary_table(name, summarize(config, batch=batch_size)))
 
 

@@ -1,98 +1,125 @@
 """Lists of names for help texts and for completion in the shell, from the registries.
 
-Registries are read only when a help text is shown or a word is completed, since importing them
-takes seconds. A help text contains ``{methods}`` where the names of all methods belong.
+A help text contains ``{methods}`` where the names of all methods belong. Importing a registry takes
+seconds, so that the names of what comes with the package are read from ``names.json``, which
+``python -m bcosvit.cli.names`` writes and a test compares with the registries. The registry itself
+is read where it is in memory already, or where another installed package adds to it.
 """
 
+import json
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from typer.core import TyperCommand
 
+from bcosvit.shipped import shipped
 
-def _methods() -> Sequence[str]:
-    from bcosvit.attribution import METHODS
-
-    return METHODS.names()
-
-
-def _metrics() -> Sequence[str]:
-    from bcosvit.metrics import METRICS
-
-    return METRICS.names()
+TABLE = Path(__file__).with_suffix(".json")
+"""The names of all that comes with the package, by kind."""
 
 
-def _models() -> Sequence[str]:
-    from bcosvit.models import list_models
+@dataclass(frozen=True)
+class Listing:
+    """Where the names of one kind come from."""
 
-    return list_models()
-
-
-def _weights() -> Sequence[str]:
-    from bcosvit.models.hub import shipped
-
-    return shipped()
-
-
-def _recipes() -> Sequence[str]:
-    from bcosvit.train import RECIPES
-
-    return list(RECIPES)
+    module: str
+    """The module that fills the registry when it is imported."""
+    group: str
+    """The entry points by which other packages add to it."""
+    read: Callable[[Any], Sequence[str]]
+    """Reads the names from the module."""
 
 
-def _figures() -> Sequence[str]:
-    from bcosvit.paper import FIGURES
-
-    return list(FIGURES)
-
-
-def _data() -> Sequence[str]:
-    from bcosvit.data.dataset import SOURCES
-
-    return [kind.syntax for _, kind in SOURCES.items()]
-
-
-NAMES: dict[str, Callable[[], Sequence[str]]] = {
-    "methods": _methods,
-    "metrics": _metrics,
-    "models": _models,
-    "weights": _weights,
-    "recipes": _recipes,
-    "figures": _figures,
-    "data": _data,
+REGISTRIES = {
+    "methods": Listing(
+        "bcosvit.attribution", "bcosvit.explainers", lambda module: module.METHODS.names()
+    ),
+    "metrics": Listing("bcosvit.metrics", "bcosvit.metrics", lambda module: module.METRICS.names()),
+    "models": Listing("bcosvit.models", "bcosvit.models", lambda module: module.list_models()),
+    "recipes": Listing("bcosvit.train", "bcosvit.recipes", lambda module: module.RECIPES.names()),
+    "figures": Listing("bcosvit.paper", "bcosvit.figures", lambda module: module.FIGURES.names()),
+    "data": Listing(
+        "bcosvit.data.dataset",
+        "bcosvit.sources",
+        lambda module: [kind.syntax for _, kind in module.SOURCES.items()],
+    ),
+    "data-keys": Listing("bcosvit.data.dataset", "bcosvit.sources", lambda module: _keys(module)),
 }
-"""What can be listed, and the function that does so."""
 
 
-def list_names(kind: str) -> list[str]:
-    """Lists what is registered.
+def _keys(module: Any) -> list[str]:
+    """What names of data begin with, where they are no paths: ``scenes``, ``hf:``."""
+    kinds = [(name, kind.syntax) for name, kind in module.SOURCES.items()]
+    return [
+        f"{name}:" if syntax.startswith(f"{name}:") else name
+        for name, syntax in kinds
+        if syntax.startswith((f"{name}:", f"{name}["))
+    ]
+
+
+def registered(kind: str) -> list[str]:
+    """Reads names from a registry, which may take seconds to import.
 
     Args:
-        kind: A key of `NAMES`.
+        kind: A key of `REGISTRIES`.
 
     Returns:
         The names; none if an optional library that they need is not installed.
     """
+    listing = REGISTRIES[kind]
     try:
-        return list(NAMES[kind]())
+        return list(listing.read(import_module(listing.module)))
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("bcosvit"):
             raise
         return []
 
 
-def complete(kind: str, *, several: bool = False) -> Callable[[str], list[str]]:
+def list_names(kind: str) -> list[str]:
+    """Lists what is registered, or shipped.
+
+    Args:
+        kind: A key of `REGISTRIES`, or "weights".
+
+    Returns:
+        The names.
+    """
+    if kind == "weights":
+        return list(shipped())
+    listing = REGISTRIES[kind]
+    if listing.module in sys.modules or listing.group in _extended():
+        return registered(kind)
+    return list(json.loads(TABLE.read_text("utf-8"))[kind])
+
+
+@cache
+def _extended() -> frozenset[str]:
+    """The groups of entry points that an installed package has; looked for once."""
+    return frozenset(entry_points().groups)
+
+
+KINDS = (*REGISTRIES, "weights")
+"""What can be listed."""
+
+
+def complete(*kinds: str, several: bool = False) -> Callable[[str], list[str]]:
     """Returns a function that completes names in the shell.
 
     Args:
-        kind: A key of `NAMES`.
+        kinds: Some of `KINDS`.
         several: Whether names are separated by commas; "all" is then offered, too.
     """
 
     def completed(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
-        names = list_names(kind)
+        names = [name for kind in kinds for name in list_names(kind)]
         if several and not comma:
             names.append("all")
         return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
@@ -118,8 +145,13 @@ class ListingCommand(TyperCommand):
 def _listed(text: str | None) -> str:
     """A help text with the names that are registered now."""
     text = text or ""
-    for kind in NAMES:
+    for kind in KINDS:
         if f"{{{kind}}}" in text:
             names = list_names(kind) or ["those that `bcosvit info` lists"]
             text = text.replace(f"{{{kind}}}", escape(", ".join(names)))
     return text
+
+
+if __name__ == "__main__":
+    found = {kind: registered(kind) for kind in REGISTRIES}
+    TABLE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")

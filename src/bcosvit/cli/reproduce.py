@@ -17,7 +17,10 @@ def reproduce(
     ],
     data: Annotated[
         str,
-        typer.Option(help="A folder with train/ and val/, or anything else that `train` takes."),
+        typer.Option(
+            help="A folder with train/ and val/, or anything else that `train` takes.",
+            autocompletion=complete("data-keys"),
+        ),
     ],
     out: Annotated[str, typer.Option(help="A folder for the runs and the figures.")],
     budget: Annotated[

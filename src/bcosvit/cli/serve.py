@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from bcosvit.cli.explain import DEVICE, WEIGHTS
-from bcosvit.models.hub import DEFAULT
+from bcosvit.shipped import DEFAULT
 
 
 def serve(

@@ -12,7 +12,10 @@ from bcosvit.messages import require
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="One of: {data}. May be left out with --resume."),
+        typer.Argument(
+            help="One of: {data}. May be left out with --resume.",
+            autocompletion=complete("data-keys"),
+        ),
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The folder of the run; new, unless --resume is given.")],
@@ -20,7 +23,7 @@ def train(
         str | None,
         typer.Option(
             help="One of {models}; by default that of the weights or of the recipe.",
-            autocompletion=complete("models"),
+            autocompletion=complete("models", "weights"),
         ),
     ] = None,
     recipe: Annotated[
@@ -39,7 +42,10 @@ def train(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Weights to start from: those of a model, or of its backbone."),
+        typer.Option(
+            help="Weights to start from: those of a model, or of its backbone.",
+            autocompletion=complete("weights"),
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=...")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Devices per machine.")] = 1,

@@ -40,6 +40,7 @@ from PIL import (
     GifImagePlugin,
     Image,
     ImageFile,
+    ImageOps,
     Jpeg2KImagePlugin,
     JpegImagePlugin,
     PngImagePlugin,
@@ -205,6 +206,18 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in EXTENSIONS
         ]
     return sorted(found, key=Path.as_posix)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image that is open already as `read_image` converts files: upright and in RGB.
+
+    Examples:
+        >>> upright_rgb(Image.new("LA", (4, 2))).mode
+        'RGB'
+    """
+    turned = ImageOps.exif_transpose(image)
+    turned.load()
+    return _to_rgb(turned)
 
 
 def to_tensor(image: Image.Image) -> Tensor:

@@ -3,7 +3,7 @@
 Importing this package registers the models of bcosvit.
 """
 
-from bcosvit.models.base import Classifier, create_model, features, load, save
+from bcosvit.models.base import Classifier, create_model, features, from_pretrained, load, save
 from bcosvit.models.bcosify import Bcosified, BcosifySchedule
 from bcosvit.models.config import Config, DenseNetConfig, ModelConfig, StemConfig
 from bcosvit.models.densenet import DenseNet
@@ -23,6 +23,7 @@ __all__ = [
     "VisionTransformer",
     "create_model",
     "features",
+    "from_pretrained",
     "list_models",
     "load",
     "load_backbone",

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,27 @@ from bcosvit.files import atomic
 from bcosvit.models.card import model_card
 from bcosvit.models.config import Config
 from bcosvit.models.hub import HUB_FILE, hub_file, is_file, locate, upload_folder
-from bcosvit.models.registry import KINDS, kind_of, model_config, to_dict
-from bcosvit.models.weights import current_key, load_state, read_weights, save_state
+from bcosvit.models.registry import KINDS, kind_of, to_dict
+from bcosvit.models.weights import (
+    CLASSES_KEY,
+    IDS_KEY,
+    RUN_KEY,
+    class_names_of,
+    current_key,
+    load_state,
+    named_config,
+    read_metadata,
+    read_weights,
+    run_notes,
+    save_state,
+)
 from bcosvit.nn.encoding import Encoding
 from bcosvit.nn.views import DynamicModule, unwrapped
 from bcosvit.ops.dispatch import wide
+from bcosvit.shipped import DEFAULT, shipped
+
+if TYPE_CHECKING:
+    from bcosvit.data.transforms import EvalTransform
 
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound="Classifier[Any]")
@@ -57,6 +73,33 @@ class Classifier(nn.Module, Generic[C]):
     config: C
     encoding: Encoding
     logit: LogitLayer
+    classes: tuple[str, ...] | None = None
+    """The names of the classes, where the weights bring them; they are saved with the model."""
+    class_ids: tuple[str, ...] | None = None
+    """Short names of the classes, such as WordNet IDs, where the weights bring them."""
+    eval_crop: float | None = None
+    """The share of a picture's short side that training validated on; None is the paper's."""
+
+    @property
+    def transform(self) -> "EvalTransform":
+        """What turns a PIL image into the model's input: resizing and cropping as in training.
+
+        Examples:
+            >>> from PIL import Image
+            >>> model = create_model("bcos_vit_ti_38", depth=1)
+            >>> model.transform(Image.open("photo.jpg")).shape
+            torch.Size([3, 224, 224])
+        """
+        # Reading pictures needs Pillow, which a model does not.
+        from bcosvit.data.transforms import EvalTransform
+
+        height, width = self.config.image_size
+        if height != width:
+            raise ValueError(
+                f"The model takes pictures of {width}×{height} pixels, but only squares are "
+                f"supported here; give it a square size with bcosvit.resize_prior."
+            )
+        return EvalTransform(height, self.eval_crop or EvalTransform.crop_fraction)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.from_encoded(self.encoding(images))
@@ -85,6 +128,7 @@ class Classifier(nn.Module, Generic[C]):
         head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
         setattr(self, self.head_name, head)
         self.logit, self.config = fresh.logit, fresh.config
+        self.classes = self.class_ids = None
 
     def start_from(self, trunk: "AnyModel") -> None:
         """Takes over the weights of the model that was given as ``backbone``."""
@@ -110,7 +154,7 @@ class Classifier(nn.Module, Generic[C]):
 
         Args:
             folder: Gets ``model.safetensors``, which alone is enough for ``bcosvit.load``,
-                ``config.json`` and ``README.md``.
+                ``config.json``, ``preprocessor_config.json`` and ``README.md``.
             metadata: As for :func:`save`; class names and training results appear in the card.
             pictures: Image files by name, which the card shows.
             push_to_hub: Whether the folder is uploaded to the Hugging Face hub afterwards.
@@ -120,12 +164,16 @@ class Classifier(nn.Module, Generic[C]):
         Raises:
             ValueError: huggingface_hub is needed and not installed.
         """
-        folder, metadata, pictures = Path(folder), metadata or {}, pictures or {}
+        folder, pictures = Path(folder), pictures or {}
+        metadata = {**own_metadata(self), **(metadata or {})}
         save(self, folder / HUB_FILE, metadata=metadata)
-        config = {"library_name": "bcosvit", "config": to_dict(self.config)}
+        config = {"library_name": "bcosvit", "config": to_dict(self.config)} | _labels(metadata)
         where = f"hf://{repo_id}" if repo_id else HUB_FILE
         card = model_card(self.config, metadata, weights=where, pictures=tuple(pictures))
         texts = {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
+        if self.config.image_size[0] == self.config.image_size[1]:
+            processor = json.dumps(_image_processor(self), indent=2) + "\n"
+            texts["preprocessor_config.json"] = processor
         for name, content in ({k: t.encode() for k, t in texts.items()} | dict(pictures)).items():
             with atomic(folder / name) as temporary:
                 temporary.write_bytes(content)
@@ -194,17 +242,26 @@ class Classifier(nn.Module, Generic[C]):
                 f"load it with bcosvit.load."
             )
         load_state(model, state, source=str(path))
+        metadata = read_metadata(path)
+        model.classes = class_names_of(path, metadata, config.num_classes)
+        model.class_ids = class_names_of(path, metadata, config.num_classes, IDS_KEY)
+        model.eval_crop = run_notes(metadata, path).get("eval_crop")
         return model.eval()
 
 
 AnyModel = Classifier[Any]
 
 
-def create_model(model: str | Config, **options: Any) -> AnyModel:
-    """Creates a model with random weights.
+def create_model(
+    model: str | Config, pretrained: bool | str | Path = False, **options: Any
+) -> AnyModel:
+    """Creates a model, with random weights unless it is pretrained.
 
     Args:
-        model: A name of :func:`~bcosvit.list_models`, or a config.
+        model: A name of :func:`~bcosvit.list_models`, that of a shipped model, or a config.
+        pretrained: Whether the model gets the weights that come with the package (or those of a
+            file, of anything that :func:`load` takes). With another ``num_classes`` the head is
+            new and untrained, as in timm.
         options: Fields of the config that are to have other values. A logit bias that follows from
             the number of classes follows a new number. The ``backbone`` of a vision transformer may
             also be a model, or anything that :func:`load` takes: then its weights are taken over,
@@ -220,8 +277,12 @@ def create_model(model: str | Config, **options: Any) -> AnyModel:
         >>> model = create_model("bcos_vit_ti_38", num_classes=10, depth=1)
         >>> model(torch.rand(1, 3, 224, 224)).shape
         torch.Size([1, 10])
+        >>> create_model("bcos_vit_ti_87", pretrained=True, num_classes=3).config.num_classes
+        3
     """
-    make = partial(model_config, model) if isinstance(model, str) else model.replace
+    if pretrained:
+        return _pretrained(model, pretrained, options)
+    make = partial(named_config, model) if isinstance(model, str) else model.replace
     trunk: Any = options.get("backbone")
     if is_file(trunk):
         trunk = load(trunk)
@@ -241,20 +302,77 @@ def create_model(model: str | Config, **options: Any) -> AnyModel:
     return made
 
 
-def load(where: str | Path) -> AnyModel:
+def load(where: str | Path = DEFAULT) -> AnyModel:
     """Loads a model that :func:`save` wrote, in float32 and evaluation mode.
 
     Args:
         where: The name of a shipped model, a path, ``https://ADDRESS#sha256=SUM`` or
-            ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``.
+            ``hf://OWNER/REPOSITORY[@REVISION][/FILE]``; by default the shipped default model.
 
     Returns:
-        The model.
+        The model. Its ``classes`` are names where the file brings them, and its ``transform``
+        turns a PIL image into its input.
+
+    Raises:
+        ValueError: There is no such file, or it was not written by :func:`save`.
+
+    Examples:
+        >>> load("bcos_vit_ti_87_imagenette").classes[:2]
+        ('cassette_player', 'chain_saw')
+    """
+    return Classifier.from_pretrained(locate(where))
+
+
+def from_pretrained(
+    where: str | Path = DEFAULT,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> AnyModel:
+    """Loads a model of any kind: :meth:`Classifier.from_pretrained`.
+
+    Args:
+        where: A folder, a repository ``OWNER/NAME`` of the Hugging Face hub, or anything that
+            :func:`load` takes.
+        revision: A revision of the repository.
+        token: An access token of the hub.
+
+    Returns:
+        The model, in evaluation mode.
 
     Raises:
         ValueError: There is no such file, or it was not written by :func:`save`.
     """
-    return Classifier.from_pretrained(locate(where))
+    return Classifier.from_pretrained(where, revision=revision, token=token)
+
+
+def _pretrained(
+    model: str | Config, where: str | Path | Literal[True], options: dict[str, Any]
+) -> AnyModel:
+    if where is True:
+        if not isinstance(model, str):
+            raise ValueError(
+                "pretrained = True needs a name, not a config; give a shipped model's."
+            )
+        named_config(model)  # An unknown name is an error that suggests others.
+        names = [name for name in shipped() if name == model or name.startswith(f"{model}_")]
+        if not names:
+            raise ValueError(
+                f"No weights come with the package for {model}; choose from "
+                f"{', '.join(shipped())}, or give a file: pretrained='best.safetensors'."
+            )
+        where = names[0]
+    made = load(where)
+    classes = options.pop("num_classes", made.config.num_classes)
+    if made.config.replace(**options) != made.config:
+        raise ValueError(
+            f"{where} has other options than {', '.join(options)} = "
+            f"{', '.join(map(str, options.values()))}; leave them out, or create the model "
+            f"without pretrained."
+        )
+    if classes != made.config.num_classes:
+        made.reset_classifier(classes)
+    return made
 
 
 def save(
@@ -286,7 +404,49 @@ def save(
         True
     """
     model = unwrapped(model)
+    metadata = {**own_metadata(model), **(metadata or {})}
     save_state(model.state_dict(), model.config, path, dtype=dtype, metadata=metadata)
+
+
+def own_metadata(model: AnyModel) -> dict[str, str]:
+    """What a model knows about its pictures, as a weights file stores it."""
+    found = {}
+    if model.classes is not None:
+        found[CLASSES_KEY] = json.dumps(model.classes)
+    if model.class_ids is not None:
+        found[IDS_KEY] = json.dumps(model.class_ids)
+    if model.eval_crop is not None:
+        found[RUN_KEY] = json.dumps({"eval_crop": model.eval_crop})
+    return found
+
+
+def _labels(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The names of the classes under the keys of Hugging Face's configs."""
+    names = json.loads(metadata.get(CLASSES_KEY, "[]"))
+    if not names:
+        return {}
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def _image_processor(model: AnyModel) -> dict[str, Any]:
+    """The model's transform as the config of an image processor of Hugging Face's transformers."""
+    transform = model.transform
+    size = transform.image_size
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": transform.resize},
+        "resample": 2,
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": False,
+    }
 
 
 class Features(nn.Module):

@@ -16,25 +16,10 @@ import torch
 
 from bcosvit.files import cache_folder, make_folder
 from bcosvit.messages import require
-
-FOLDER = Path(__file__).parents[1] / "pretrained"
-"""Package data: NAME.safetensors with its model card NAME.md."""
-
-DEFAULT = "bcos_efficientnet_lite2_imagenet"
-"""The shipped model that is used where none is asked for."""
+from bcosvit.shipped import DEFAULT, shipped, shipped_file
 
 HUB_FILE = "model.safetensors"
 """What a repository of the hub calls its weights, unless the address names a file."""
-
-
-def shipped() -> tuple[str, ...]:
-    """Lists the models whose weights came with this installation.
-
-    Examples:
-        >>> DEFAULT in shipped() or not shipped()
-        True
-    """
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
 
 
 def is_file(where: object) -> bool:
@@ -60,7 +45,7 @@ def locate(where: str | Path) -> Path:
     """
     if isinstance(where, str):
         if where in shipped():
-            return FOLDER / f"{where}.safetensors"
+            return shipped_file(where)
         scheme = where.partition("://")[0].lower() if "://" in where else ""
         if scheme in ("https", "http"):
             return _download(where)

@@ -9,6 +9,7 @@ A kind is registered with its config by one decorator, which another package can
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from bcosvit.messages import unknown
 from bcosvit.models.config import Config
 from bcosvit.registry import Registry
+from bcosvit.shipped import shipped
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -74,19 +76,29 @@ def kind_of(config: Config) -> str:
     )
 
 
-def list_models() -> list[str]:
+def list_models(filter: str = "*", *, pretrained: bool = False) -> list[str]:
     """Lists the names that :func:`~bcosvit.create_model` knows.
 
     The paper's models are named by their axes, ``{family}_{size}_{depth of the tokenizer}``.
 
+    Args:
+        filter: A pattern such as ``"*_ti_*"``.
+        pretrained: Whether only models whose weights come with the package are listed.
+
     Returns:
-        The names of all variants of all kinds.
+        The names of all variants of all kinds, or those of the shipped models.
 
     Examples:
-        >>> "bcos_vit_ti_38" in list_models()
-        True
+        >>> list_models("vit_ti*")
+        ['vit_ti_13', 'vit_ti_38', 'vit_ti_87']
+        >>> list_models("*_vit_ti*", pretrained=True)
+        ['bcos_vit_ti_87_imagenette']
     """
-    return [name for _, kind in KINDS.items() for name in kind.variants]
+    if pretrained:
+        names = list(shipped())
+    else:
+        names = [name for _, kind in KINDS.items() for name in kind.variants]
+    return [name for name in names if fnmatch(name, filter)]
 
 
 def needs_backbone(name: str) -> bool:
@@ -116,7 +128,7 @@ def model_config(name: str, **options: Any) -> Config:
         if name in kind.variants:
             kind.config.check_fields(options, name)
             return kind.config.of(**{**kind.variants[name], **options})
-    raise ValueError(unknown("model", name, list_models()))
+    raise ValueError(unknown("model", name, [*list_models(), *shipped()]))
 
 
 def to_dict(config: Config) -> dict[str, Any]:

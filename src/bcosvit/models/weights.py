@@ -27,8 +27,9 @@ from torch.overrides import TorchFunctionMode
 from bcosvit.files import atomic
 from bcosvit.messages import and_more, printable
 from bcosvit.models.config import BcosifiedConfig, Config
-from bcosvit.models.hub import FOLDER, is_file, locate
-from bcosvit.models.registry import KINDS, from_dict, kind_of, to_dict
+from bcosvit.models.hub import is_file, locate
+from bcosvit.models.registry import KINDS, from_dict, kind_of, model_config, to_dict
+from bcosvit.shipped import shipped, shipped_file
 
 CONFIG_KEY = "bcosvit.config"
 """The metadata key of the model's config, as JSON."""
@@ -90,7 +91,7 @@ def read_weights(where: str | Path) -> tuple[Config, dict[str, Tensor]]:
             f"{path} holds no model config, so it is not a bcosvit weights file; "
             f"load the authors' backbones with load_backbone(model, path)."
         )
-    if path.parent != FOLDER:
+    if path != shipped_file(path.stem):
         _check_fit(path, config)
     state = load_file(path)
     return config, {k: t.float() if t.is_floating_point() else t for k, t in state.items()}
@@ -158,6 +159,20 @@ def read_config(where: str | Path) -> Config | None:
             f"{path} holds a model config that cannot be read ({_reason(error)}); it may be of a "
             f"later version: update bcosvit, or give other weights."
         ) from error
+
+
+def named_config(name: str, **options: Any) -> Config:
+    """The config behind a name of ``list_models`` or of a shipped model, with other options.
+
+    Examples:
+        >>> named_config("bcos_vit_ti_87_imagenette", num_classes=3).num_classes
+        3
+    """
+    if name not in shipped():
+        return model_config(name, **options)
+    config = read_config(name)
+    assert config is not None
+    return config.replace(**options)
 
 
 def with_backbone(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,6 +253,19 @@ def check_class_names(names: Sequence[object], source: str) -> None:
                 f"{printable(name, 50)!r}); give names of at most {NAME_LIMIT} characters without "
                 f"control characters."
             )
+
+
+def class_names_of(
+    path: Path, metadata: Mapping[str, str], count: int, key: str = CLASSES_KEY
+) -> tuple[str, ...] | None:
+    """As :func:`class_names`; it is an error if there are other than ``count`` names."""
+    names = class_names(metadata, path, key)
+    if names is not None and len(names) != count:
+        raise ValueError(
+            f"{path} names {len(names)} classes, but its model has {count}; "
+            f"save it again with a name for each."
+        )
+    return names
 
 
 def run_notes(metadata: Mapping[str, str], source: str | Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from bcosvit.report.images import (
     png_bytes,
     weight_image,
 )
-from bcosvit.report.pages import render, stream_page
+from bcosvit.report.pages import percent, render, stream_page
 from bcosvit.report.provenance import Provenance
 
 TOP = 5
@@ -246,7 +246,7 @@ def png_files(folder: str | Path, info: ReportInfo) -> Iterator[Add]:
     def add(number: int, item: Explanation | Skipped) -> None:
         if isinstance(item, Skipped):
             return
-        scales = _scales(item, info)
+        scales = _scales(item, info.joint)
         first = next(iter(item.attributions))
         photo = photo_image(item.image)
         for row, label in enumerate(item.target.tolist()):
@@ -301,25 +301,52 @@ def contact_sheet(path: str | Path, info: ReportInfo) -> Iterator[Add]:
     rows: list[list[Tile]] = []
 
     def add(number: int, item: Explanation | Skipped) -> None:
-        if isinstance(item, Skipped):
-            return
-        photo, scales = photo_image(item.image), _scales(item, info)
-        for row, label in enumerate(item.target.tolist()):
-            tiles = [Tile(image=photo, label=item.name)]
-            for method, attribution in item.attributions.items():
-                map_, scale = attribution.map[row], scales[method][row]
-                image = method_image(method, map_, scale)
-                tiles.append(Tile(image=image, label=method_title(method)))
-                if len(tiles) == 2:
-                    over = overlay_image(photo, method, map_, scale)
-                    tiles.append(Tile(image=over, label=info.predictor.class_names[label]))
-            if (weights := weight_image(item.exact, row)) is not None:
-                tiles.append(Tile(image=weights, label="W(x) in color"))
-            rows.append(tiles)
+        if not isinstance(item, Skipped):
+            rows.extend(sheet_rows(item, info.predictor.class_names, joint=info.joint))
 
     yield add
     with atomic(path) as temporary:
         panel(rows).save(temporary, format="PNG")
+
+
+def sheet_rows(
+    found: Explanation,
+    class_names: Sequence[str],
+    *,
+    joint: bool = False,
+    versus: Sequence[int] | None = None,
+) -> list[list[Tile]]:
+    """Draws one row of tiles per class that is explained.
+
+    Args:
+        found: The explanation of one picture.
+        class_names: The names of all classes.
+        joint: Whether the maps of one method share a scale over the classes.
+        versus: Where the maps say what speaks for a class rather than another one, the latter for
+            each row.
+
+    Returns:
+        The rows: the picture, the map of each method with the overlay of the first, and W(x).
+    """
+    rows = []
+    photo, scales = photo_image(found.image), _scales(found, joint)
+    for row, label in enumerate(found.target.tolist()):
+        name = class_names[label]
+        shown = f"{name} {percent(found.probabilities[label].item())}"
+        if versus is not None:
+            name = shown = f"{name} rather than {class_names[versus[row]]}"
+        tiles = [Tile(image=photo, label=found.name)]
+        for method, attribution in found.attributions.items():
+            map_, scale = attribution.map[row], scales[method][row]
+            image = method_image(method, map_, scale)
+            tiles.append(Tile(image=image, label=f"{name}: {method_title(method)}"))
+            if len(tiles) == 2:
+                over = overlay_image(photo, method, map_, scale)
+                tiles.append(Tile(image=over, label=shown))
+        if (weights := weight_image(found.exact, row)) is not None:
+            tiles.append(Tile(image=weights, label=f"{name}: W(x) in color"))
+        rows.append(tiles)
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +366,7 @@ def _section(number: int, found: Explanation, info: ReportInfo) -> str:
     names = info.predictor.class_names
     explained = found.target.tolist()
     listed = list(dict.fromkeys([*found.top(TOP), *explained]))
-    photo, scales = photo_image(found.image), _scales(found, info)
+    photo, scales = photo_image(found.image), _scales(found, info.joint)
     return render(
         "report/templates/explanation.html.jinja",
         number=number,
@@ -375,9 +402,9 @@ def _explained_class(
     )
 
 
-def _scales(found: Explanation, info: ReportInfo) -> dict[str, list[float]]:
+def _scales(found: Explanation, joint: bool) -> dict[str, list[float]]:
     return {
-        method: contribution_scales(attribution.map, joint=info.joint)
+        method: contribution_scales(attribution.map, joint=joint)
         for method, attribution in found.attributions.items()
     }
 

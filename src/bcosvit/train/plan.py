@@ -20,8 +20,14 @@ from bcosvit.files import atomic
 from bcosvit.models.bcosify import converted_part
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig
 from bcosvit.models.hub import is_file
-from bcosvit.models.registry import from_dict, model_config, needs_backbone, to_dict
-from bcosvit.models.weights import check_class_names, class_names, read_metadata, with_backbone
+from bcosvit.models.registry import from_dict, needs_backbone, to_dict
+from bcosvit.models.weights import (
+    check_class_names,
+    class_names,
+    named_config,
+    read_metadata,
+    with_backbone,
+)
 from bcosvit.train.checkpoints import config_of
 from bcosvit.train.losses import LOSSES
 from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
@@ -259,7 +265,7 @@ def _model(
             f"num_classes = {options['num_classes']} is not allowed: {data} has {classes}."
         )
     given = {name: options[name] for name in ("backbone",) if name in options}
-    kind = model_config(model, **given) if isinstance(model, str) else model
+    kind = named_config(model, **given) if isinstance(model, str) else model
     if isinstance(kind, BcosifiedConfig) and kind.num_classes != classes:
         raise ValueError(
             f"The converted network has {kind.num_classes} classes, but {data} has {classes}; "
@@ -274,7 +280,7 @@ def _model(
                 f"leave it out."
             )
         options.setdefault("train_backbone", recipe.train_backbone)
-    config = model_config(model, **options) if isinstance(model, str) else model.replace(**options)
+    config = named_config(model, **options) if isinstance(model, str) else model.replace(**options)
     if recipe.fade_until is not None:
         _check_fading(config, recipe.fade_until)
     if config.image_size[0] != config.image_size[1]:
