@@ -23,9 +23,20 @@ MAY_IMPORT = {
     "metrics": {"ops", "nn", "models", "attribution", "data", "predictor"},
     "report": {"ops", "nn", "models", "attribution", "metrics", "data", "predictor"},
     "train": {"predictor", "ops", "nn", "models", "attribution", "metrics", "data", "report"},
+    "auditing": {"ops", "nn", "models", "attribution", "metrics", "data", "report", "predictor"},
     # On top: nothing but the command line imports these.
     "export": {"predictor", "ops", "nn", "models", "attribution", "data", "report"},
-    "web": {"predictor", "ops", "nn", "models", "attribution", "metrics", "data", "report"},
+    "web": {
+        "predictor",
+        "ops",
+        "nn",
+        "models",
+        "attribution",
+        "metrics",
+        "data",
+        "report",
+        "auditing",
+    },
     "paper": {
         "predictor",
         "ops",

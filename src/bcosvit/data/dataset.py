@@ -653,6 +653,15 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
             return len(set(self._given))
         return len({self.splits[number].label(at) for number, at in self._places})
 
+    def fingerprint(self) -> str:
+        """Returns a hash of keys and labels in order; pixels do not enter."""
+        digest = hashlib.sha256()
+        for index, (number, at) in enumerate(self._places):
+            split = self.splits[number]
+            label = self.labels[split.label(at)] if self._given is None else self._given[index]
+            digest.update(f"{label}\0{split.key(at)}\n".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
     def masks(self) -> Callable[[int], Tensor | None] | None:
         """Returns a function from an index to the object's pixels, or None if the data have none.
 

@@ -1,0 +1,478 @@
+"""Measures `bcosvit audit` where the truth is known: cues that a script has planted.
+
+A cue is drawn into a share of one class's pictures, for training and for the audit alike, a small
+model is trained, and the audit is asked what it finds. Clean runs count false alarms.
+
+python benchmarks/audit.py scenes --out results                    # all runs, hours on 2 cores
+python benchmarks/audit.py scenes --out results --processes 8 --minutes 9
+python benchmarks/audit.py imagenette --data imagenette --out results   # the shipped trunk, frozen
+python benchmarks/audit.py table --out results
+
+Runs that are in ``results/runs.jsonl`` already are not repeated.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import bcosvit
+from bcosvit.attribution import explain
+from bcosvit.auditing.clusters import class_evidence
+from bcosvit.auditing.evidence import Evidence, collect_evidence
+from bcosvit.auditing.suspicions import Suspicion, find_suspicions
+from bcosvit.data.scenes import Scenes
+from bcosvit.models.base import AnyModel
+from bcosvit.train import QUICK_MODEL
+
+CUES = ("tag", "border", "cast", "watermark", "blur")
+"""In corners with a little jitter; around the picture; warm colors; pale stripes anywhere; none."""
+RATES = (1.0, 0.5, 0.2, 0.1)
+SIZE = QUICK_MODEL.image_size[0]
+
+
+def plant(image: Tensor, cue: str, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draws a cue into an image [3, H, W]; returns it with the pixels of the cue [H, W]."""
+    size = image.shape[-1]
+    image, mask = image.clone(), torch.zeros(image.shape[1:], dtype=torch.bool)
+    if cue == "tag":
+        side = max(4, size // 8)
+        top = size - side - 1 - int(random.integers(size // 12))
+        left = 1 + int(random.integers(size // 12))
+        half = torch.arange(side) // (side // 2)
+        checks = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])[(half[:, None] + half) % 2]
+        mask[top : top + side, left : left + side] = True
+        image[:, top : top + side, left : left + side] = checks.permute(2, 0, 1)
+    elif cue == "border":
+        wide = max(2, size // 24)
+        mask[:] = True
+        mask[wide:-wide, wide:-wide] = False
+        image[:, mask] = torch.tensor([0.1, 0.9, 0.3])[:, None]
+    elif cue == "cast":
+        gain, lift = torch.tensor([1.0, 0.8, 0.62]), torch.tensor([0.08, 0.0, 0.0])
+        image = (image * gain[:, None, None] + lift[:, None, None]).clamp(0, 1)
+        mask[:] = True
+    elif cue == "watermark":
+        height, width = max(5, size // 6), max(8, size // 3)
+        top, left = int(random.integers(size - height)), int(random.integers(size - width))
+        stripes = torch.zeros(height, width)
+        step = max(2, size // 24)
+        stripes[(torch.arange(height) // (step // 2)) % 2 == 0] = 1
+        stripes[:, (torch.arange(width) // (step // 2)) % 4 == 0] = 1
+        part = image[:, top : top + height, left : left + width]
+        image[:, top : top + height, left : left + width] = (
+            part * (1 - 0.7 * stripes) + 0.7 * stripes
+        )
+        mask[top : top + height, left : left + width] = True
+    elif cue == "blur":
+        kernel = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
+        for _ in range(max(1, size // 48) ** 2):
+            padded = F.pad(image[None], (2, 2, 2, 2), mode="reflect")
+            across = F.conv2d(padded, kernel.view(1, 1, 1, 5).expand(3, 1, 1, 5), groups=3)
+            image = F.conv2d(across, kernel.view(1, 1, 5, 1).expand(3, 1, 5, 1), groups=3)[0]
+        mask[:] = True
+    else:
+        raise ValueError(f"There is no cue {cue!r}; choose from {', '.join(CUES)}.")
+    return image, mask
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A data set in memory, with a cue in some pictures of one class."""
+
+    images: Tensor
+    labels: Tensor
+    clean: Tensor
+    has: Tensor
+    """Whether a picture has the cue [N]."""
+    cue: Tensor
+    """Its pixels [N, H, W]."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
+        return self.images[index], int(self.labels[index]), f"picture {index}"
+
+    @classmethod
+    def of(
+        cls, clean: Tensor, labels: Tensor, cue: str, rate: float, label: int, seed: int, part: int
+    ) -> "Planted":
+        random = np.random.default_rng([seed, part])
+        images, has = clean.clone(), torch.zeros(len(clean), dtype=torch.bool)
+        pixels = torch.zeros(len(clean), *clean.shape[2:], dtype=torch.bool)
+        members = (labels == label).nonzero().flatten().numpy()
+        for number in random.permutation(members)[: round(rate * len(members)) if cue else 0]:
+            images[number], pixels[number] = plant(clean[number], cue, random)
+            has[number] = True
+        return cls(images, labels, clean, has, pixels)
+
+
+def draw_scenes(split: str, count: int, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
+    """Drawn scenes, stored for the next run."""
+    path = folder / f"scenes-{split}-{count}-{seed}.npy"
+    if not path.exists():
+        scenes = Scenes(split, "plain", SIZE, count, seed)
+        pixels = np.stack([np.asarray(scenes[number].image) for number in range(count)])
+        temporary = path.with_suffix(f".{multiprocessing.current_process().pid}.npy")
+        np.save(temporary, pixels)
+        temporary.replace(path)
+    pixels = torch.from_numpy(np.load(path)).permute(0, 3, 1, 2).float() / 255
+    return pixels, torch.arange(count) % len(Scenes.classes)
+
+
+def train_small(data: Planted, seed: int, epochs: int = 8) -> AnyModel:
+    """The model of the recipe `quick`, in a plain loop without augmentation."""
+    torch.manual_seed(seed)
+    model = bcosvit.create_model(QUICK_MODEL).train()
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    steps = epochs * (len(data) // 32)
+
+    def rate(step: int) -> float:
+        return (
+            min(1.0, 8 * (step + 1) / steps) * (1.05 + 0.95 * math.cos(math.pi * step / steps)) / 2
+        )
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(data), generator=generator).split(32):
+            if len(chosen) == 32:
+                target = F.one_hot(data.labels[chosen], QUICK_MODEL.num_classes).float()
+                logits = model(data.images[chosen])
+                loss = F.binary_cross_entropy_with_logits(logits, target)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def predict(model: AnyModel, images: Tensor) -> Tensor:
+    return torch.cat([model(part).argmax(1) for part in images.split(32)])
+
+
+def matches(found: Suspicion, val: Planted, evidence: Evidence, cue: str, label: int) -> bool:
+    """Whether a suspicion is the cue: of its class, and on its pixels."""
+    candidate = found.candidate
+    if candidate.label != label:
+        return False
+    if candidate.kind != "cells":
+        return candidate.kind == {"border": "edge", "cast": "color"}.get(cue)
+    assert candidate.cluster is not None
+    grid = evidence.settings.grid
+    covered = F.adaptive_avg_pool2d(val.cue.float()[:, None], grid).flatten(1).numpy()
+    rows = candidate.cluster.rows
+    on = covered[evidence.cell_picture[rows], evidence.cell_index[rows]] > 0.1
+    return bool(on.mean() > 0.5) and cue not in ("cast", "blur")
+
+
+def ranked(scores: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+    """AUROC and average precision, where equal scores share their rank."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    return float(roc_auc_score(truth, scores)), float(average_precision_score(truth, scores))
+
+
+def spray(
+    model: AnyModel, val: Planted, label: int, grid: int = 12
+) -> tuple[int, float, float] | None:
+    """SpRAy: spectral clustering of whole input × gradient maps, classes ranked by eigengap.
+
+    Returns the planted class's rank (1 is the first), and AUROC and average precision of its
+    pictures ordered by membership in the cluster that agrees best with the truth, which is more
+    than a user could know.
+    """
+    from sklearn.neighbors import kneighbors_graph
+
+    gaps: dict[int, float] = {}
+    best = (0.5, 0.0)
+    for each in range(int(val.labels.max()) + 1):
+        members = (val.labels == each).nonzero().flatten()
+        maps = torch.cat(
+            [explain(model, val.images[part], each, "ixg").map for part in members.split(32)]
+        ).clamp_min(0)
+        points = F.adaptive_avg_pool2d(maps[:, None], grid).flatten(1)
+        points = (points / points.sum(1, keepdim=True).clamp_min(1e-9)).double().numpy()
+        near = kneighbors_graph(points, min(10, len(points) - 1)).toarray()
+        near = np.maximum(near, near.T)
+        root = 1 / np.sqrt(near.sum(1))
+        values, vectors = np.linalg.eigh(np.eye(len(points)) - root[:, None] * near * root)
+        steps = np.diff(values[:8])
+        gaps[each] = float(steps.max())
+        if each == label:
+            truth = val.has[members].numpy()
+            if truth.any() and not truth.all():
+                for column in vectors.T[1:6]:
+                    for sign in (1, -1):
+                        best = max(best, ranked(sign * column, truth))
+    order = sorted(gaps, key=lambda each: -gaps[each])
+    return order.index(label) + 1, *best
+
+
+def audit_run(model: AnyModel, val: Planted, cue: str, rate: float, label: int) -> dict[str, Any]:
+    """Audits a model; what was found, beside what is true."""
+    start = time.perf_counter()
+    predictor = bcosvit.Predictor.of(model)
+    with tempfile.TemporaryDirectory() as folder:
+        collect_evidence(predictor, val, folder)
+        evidence = Evidence(folder)
+        evidence.descriptors  # noqa: B018, read before the folder is gone
+    collected = time.perf_counter() - start
+    classes = class_evidence(evidence)
+    found = find_suspicions(predictor, val, evidence, classes)
+    own = val.labels == label
+    before, after = predict(model, val.images), predict(model, val.clean)
+    row: dict[str, Any] = {
+        "accuracy": float((before == val.labels).float().mean()),
+        "class_accuracy": float((before == val.labels)[own].float().mean()),
+        "class_accuracy_clean": float((after == val.labels)[own].float().mean()),
+        "sums_miss_by": max(each.error for each in classes),
+        "candidates": len(found),
+        "significant": sum(each.significant for each in found),
+        "seconds_evidence": collected,
+        "seconds": time.perf_counter() - start,
+        "first": [
+            [each.candidate.name, round(each.score, 3), each.significant] for each in found[:5]
+        ],
+    }
+    if not cue:
+        return row
+    with_cue = val.has
+    row["falls_by"] = float((before == val.labels)[with_cue].float().mean()) - float(
+        (after == val.labels)[with_cue].float().mean()
+    )
+    places = [
+        rank for rank, each in enumerate(found, 1) if matches(each, val, evidence, cue, label)
+    ]
+    row["rank"] = places[0] if places else None
+    row["called_significant"] = bool(places) and found[places[0] - 1].significant
+    row["false_alarms"] = sum(
+        each.significant and not matches(each, val, evidence, cue, label) for each in found
+    )
+    members = own.nonzero().flatten().numpy()
+    truth = val.has[own].numpy()
+    if places and not truth.all():
+        falls = dict(found[places[0] - 1].affected)
+        scores = np.array([falls.get(int(number), 0.0) for number in members])
+        row["auroc"], row["ap"] = ranked(scores, truth)
+    found_by_spray = spray(model, val, label)
+    if found_by_spray is not None:
+        row["spray_rank"], row["spray_auroc"], row["spray_ap"] = found_by_spray
+    return row
+
+
+def scene_run(job: tuple[str, float, int, Path]) -> dict[str, Any]:
+    """Trains and audits on scenes; each seed has its own scenes, class and start."""
+    cue, rate, seed, folder = job
+    torch.set_num_threads(1)
+    label = seed % len(Scenes.classes)
+    start = time.perf_counter()
+    train = Planted.of(*draw_scenes("train", 1600, seed, folder), cue, rate, label, seed, 0)
+    val = Planted.of(*draw_scenes("val", 800, seed, folder), cue, rate, label, seed, 1)
+    model = train_small(train, seed)
+    trained = time.perf_counter() - start
+    name = {"study": "scenes", "cue": cue, "rate": rate, "seed": seed, "seconds_training": trained}
+    return {**name, **audit_run(model, val, cue, rate, label)}
+
+
+def scene_jobs(seeds: int, folder: Path) -> Iterator[tuple[str, float, int, Path]]:
+    for seed in range(max(seeds, 10)):
+        # Clean runs between the others, so that a part of all runs is a fair one.
+        if seed < 10:
+            yield "", 0.0, seed, folder
+            yield "", 0.0, 9 - seed, folder
+        for rate in RATES if seed < seeds else ():
+            for cue in CUES:
+                yield cue, rate, seed, folder
+
+
+def run_scenes(out: Path, cache: Path, seeds: int, processes: int, minutes: float) -> None:
+    """Runs what is missing, and begins nothing after ``minutes``."""
+    begun = time.monotonic()
+    known = {(r["cue"], r["rate"], r["seed"]) for r in read_rows(out) if r["study"] == "scenes"}
+    jobs = {job[:3]: job for job in scene_jobs(seeds, cache)}
+    todo = [job for name, job in jobs.items() if name not in known]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        running: list[Any] = []
+        while todo or running:
+            late = time.monotonic() - begun > 60 * minutes
+            while todo and len(running) < processes and not late:
+                running.append(pool.apply_async(scene_run, (todo.pop(0),)))
+            if late:
+                todo = []
+            for each in [each for each in running if each.ready()]:
+                running.remove(each)
+                write_row(out, each.get())
+            time.sleep(0.2)
+
+
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    path = out / "runs.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_row(out: Path, row: dict[str, Any]) -> None:
+    with (out / "runs.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "first")}, flush=True)
+
+
+def run_imagenette(out: Path, data: str, per_class: int, val_per_class: int) -> None:
+    """Plants cues in photographs, and trains a new head on the frozen trunk that ships."""
+    from bcosvit.data.dataset import open_source
+    from bcosvit.data.transforms import EvalTransform
+    from bcosvit.models.hub import DEFAULT
+
+    source = open_source(data)
+    base = bcosvit.load(DEFAULT).eval()
+    size = base.config.image_size[0]
+    transform = EvalTransform(size)
+
+    def some(split: Any, count: int) -> tuple[Tensor, Tensor]:
+        taken: dict[int, int] = {}
+        images, labels = [], []
+        for position in range(len(split)):
+            label = split.label(position)
+            if taken.get(label, 0) < count:
+                taken[label] = taken.get(label, 0) + 1
+                images.append(transform(split[position][0]))
+                labels.append(label)
+        return torch.stack(images), torch.tensor(labels)
+
+    train_images, train_labels = some(source.train, per_class)
+    val_images, val_labels = some(source.val, val_per_class)
+    known = {(r["cue"], r["rate"], r["seed"]) for r in read_rows(out) if r["study"] != "scenes"}
+    clean_features = trunk_features(base, train_images)
+    runs = [("tag", 1.0, 0), ("", 0.0, 0), ("watermark", 1.0, 1), ("tag", 0.5, 2)]
+    runs += [("border", 1.0, 3), ("", 0.0, 1), ("cast", 1.0, 4), ("tag", 0.2, 5)]
+    for cue, rate, seed in runs:
+        if (cue, rate, seed) in known:
+            continue
+        label = seed % len(source.classes)
+        train = Planted.of(train_images, train_labels, cue, rate, label, seed, 0)
+        val = Planted.of(val_images, val_labels, cue, rate, label, seed, 1)
+        features = clean_features.clone()
+        if train.has.any():
+            features[train.has] = trunk_features(base, train.images[train.has])
+        model = train_head(base, features, train_labels, len(source.classes), seed)
+        name = {"study": "imagenette", "cue": cue, "rate": rate, "seed": seed}
+        write_row(out, {**name, **audit_run(model, val, cue, rate, label)})
+
+
+@torch.no_grad()
+def trunk_features(model: AnyModel, images: Tensor) -> Tensor:
+    """What the head averages [N, C, h, w]."""
+    return torch.cat([model.forward_features(part) for part in images.split(16)])
+
+
+def train_head(
+    base: AnyModel, features: Tensor, labels: Tensor, classes: int, seed: int
+) -> AnyModel:
+    """A new last layer on the frozen trunk, trained on stored features."""
+    import copy
+
+    torch.manual_seed(seed)
+    model = copy.deepcopy(base)
+    model.reset_classifier(classes)
+    head = model.get_classifier()
+    local = features.flatten(2).transpose(1, 2)
+    optimizer = torch.optim.Adam(head.parameters(), 1e-2)
+    scale, bias = model.logit.scale, model.logit.bias
+    for _ in range(60):
+        for chosen in torch.randperm(len(local)).split(64):
+            logits = scale * head(local[chosen]).mean(1) + bias
+            target = F.one_hot(labels[chosen], classes).float()
+            loss = F.binary_cross_entropy_with_logits(logits, target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def table(out: Path) -> None:
+    """Prints what the documentation says."""
+    rows = read_rows(out)
+    for study in sorted({row["study"] for row in rows}):
+        mine = [row for row in rows if row["study"] == study]
+        clean = [row for row in mine if not row["cue"]]
+        print(
+            f"\n{study}: {len(mine)} runs; sums miss the mean logit by at most "
+            f"{max(row['sums_miss_by'] for row in mine):.1e}"
+        )
+        print(
+            f"clean runs: {len(clean)}, significant suspicions: "
+            f"{sum(row['significant'] for row in clean)}"
+        )
+        planted = [row for row in mine if row["cue"]]
+        print(
+            f"false alarms beside a planted cue: {sum(r['false_alarms'] for r in planted)} "
+            f"in {len(planted)} runs"
+        )
+        print(
+            "| cue | share | runs | used | first, of used | in the first 3 | significant, of used "
+            "| AUROC | AP | SpRAy: class first | SpRAy AUROC |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for cue in CUES:
+            for rate in RATES:
+                some = [r for r in planted if r["cue"] == cue and r["rate"] == rate]
+                if not some:
+                    continue
+                used = [r for r in some if r["falls_by"] >= 0.1]
+
+                def mean(key: str, rows: list[dict[str, Any]] = some) -> str:
+                    values = [r[key] for r in rows if r.get(key) is not None]
+                    return f"{sum(values) / len(values):.2f}" if values else "–"
+
+                print(
+                    f"| {cue} | {rate:.0%} | {len(some)} | {len(used)} "
+                    f"| {sum(r['rank'] == 1 for r in used)} "
+                    f"| {sum((r['rank'] or 99) <= 3 for r in some)} "
+                    f"| {sum(r['called_significant'] for r in used)} "
+                    f"| {mean('auroc')} | {mean('ap')} "
+                    f"| {sum(r['spray_rank'] == 1 for r in some)} | {mean('spray_auroc')} |"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=["scenes", "imagenette", "table"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", default="imagenette")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--per-class", type=int, default=60)
+    parser.add_argument("--val-per-class", type=int, default=40)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.study == "scenes":
+        with tempfile.TemporaryDirectory() as cache:
+            run_scenes(
+                arguments.out,
+                Path(cache),
+                arguments.seeds,
+                arguments.processes,
+                arguments.minutes,
+            )
+    elif arguments.study == "imagenette":
+        run_imagenette(arguments.out, arguments.data, arguments.per_class, arguments.val_per_class)
+    table(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

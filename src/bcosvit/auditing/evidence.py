@@ -1,0 +1,569 @@
+"""The evidence store: what every picture's prediction is made of, on a grid of cells.
+
+One pass over the data gives, for every picture, the prediction, the exact contributions to its
+labeled class and to the class that was predicted, summed over the cells of a grid, the residual,
+and a descriptor of each strong cell. Contributions are exact, so they can be added up over a whole
+data set: cells, residual and bias sum to the logit of each picture, and their means to the mean
+logit of a class.
+
+The data are cut into chunks of consecutive pictures, one file each, that appear when they are
+complete. Processes take every n-th chunk; a run that was interrupted computes the chunks that are
+missing. What is in a chunk depends neither on the number of processes nor on interruptions.
+
+Letters for shapes: N pictures, G rows and columns of the grid, M strong cells, D numbers of a
+descriptor.
+"""
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor, nn
+
+from bcosvit.attribution.inherent import bcos_model, full_float32, probed_view
+from bcosvit.files import atomic, make_folder
+from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
+from bcosvit.models.base import AnyModel
+from bcosvit.models.vit import VisionTransformer
+from bcosvit.nn.views import unwrapped
+from bcosvit.predictor import Predictor, log_odds
+
+SETTINGS = "settings.json"
+CHUNK = 256
+"""Pictures in a file of the store."""
+WIDTH = 48
+"""Numbers that describe a cell in one layer; wider features are projected at random."""
+VERSION = 1
+"""Increased when the numbers change, so that stores of older versions are not continued."""
+
+FOR_LABEL, MISLEADING = 0, 1
+"""Roles of strong cells: they speak for the labeled class, or, where the model is wrong, more for
+the predicted class than for the labeled one."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with the pictures done, their total, and a name for the pass."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceSettings:
+    """What the numbers of a store depend on."""
+
+    model: str
+    """A hash of the model's weights and its config."""
+    data: str
+    """A hash of the pictures' keys and labels, in order."""
+    masks: bool
+    pictures: int
+    grid: int
+    strong: int
+    """The strong cells that are described, per picture and role."""
+    bias: float
+    """The constant that is added to all logits."""
+    classes: tuple[str, ...]
+    batch_size: int
+    chunk: int = CHUNK
+    version: int = VERSION
+
+
+def default_grid(model: AnyModel) -> int:
+    """Returns the number of cells along a side: that of the token grid, where it suits.
+
+    Example:
+        >>> import bcosvit
+        >>> default_grid(bcosvit.create_model("bcos_vit_ti_38", depth=1))
+        14
+    """
+    size = model.config.image_size[0]
+    cells = int(model.config.grid[0]) if hasattr(model.config, "grid") else max(1, size // 32)
+    while cells > 16:
+        cells //= 2
+    if cells < 10 and size >= 112:
+        cells *= 2
+    return max(2, cells)
+
+
+class Evidence:
+    """The evidence of a whole data set, read from the folder of `collect_evidence`.
+
+    Everything but the descriptors is in memory, about 5 KB per picture with 14 × 14 cells.
+    Pictures whose key came before are left out.
+
+    Args:
+        folder: The folder that was written.
+
+    Raises:
+        ValueError: If the folder is no store, or chunks are missing.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.settings = read_settings(folder)
+        count = -(-self.settings.pictures // self.settings.chunk)
+        self._files = [chunk_path(folder, number) for number in range(count)]
+        missing = [path for path in self._files if not path.exists()]
+        if missing:
+            raise ValueError(
+                f"{folder} lacks {len(missing)} of {count} parts of the evidence; run the audit "
+                f"again, which computes what is missing."
+            )
+        parts = [_read(path) for path in self._files]
+        keys = [key for part in parts for key in json.loads(bytes(part.pop("keys")))]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        kept = np.array(sorted(first.values()), np.int64)
+        cell = {k: columns.pop(k) for k in ("cell_picture", "cell_index", "cell_role", "cell_sum")}
+        place = np.full(len(keys), -1, np.int64)
+        place[kept] = np.arange(len(kept))
+        self._rows = np.flatnonzero(place[cell["cell_picture"]] >= 0)
+        self.keys: list[str] = [keys[at] for at in kept]
+        self.repeated = len(keys) - len(kept)
+        self.index: Array = kept
+        """Positions in the data [N]."""
+        self.label: Array = columns["label"][kept].astype(np.int64)
+        self.predicted: Array = columns["predicted"][kept].astype(np.int64)
+        self.logit: Array = columns["logit"][kept]
+        """Of the labeled class and of the predicted one [N, 2]."""
+        self.residual: Array = columns["residual"][kept]
+        """[N, 2], as ``logit``."""
+        self.log_odds: Array = columns["log_odds"][kept]
+        """[N, 2], as ``logit``."""
+        self.cells: Array = columns["cells"][kept]
+        """Contributions to the labeled class and to the predicted one [N, 2, G, G]."""
+        self.coverage: Array | None = columns["coverage"][kept] if self.settings.masks else None
+        """The share of each cell that is on the object [N, G, G]; NaN without a mask."""
+        self.on_object: Array | None = columns["on_object"][kept] if self.settings.masks else None
+        """The share of positive evidence for the labeled class on the object, and the object's
+        share of the picture [N, 2]; NaN without a mask."""
+        self.cell_picture: Array = place[cell["cell_picture"][self._rows]]
+        """Which picture each strong cell is in [M]."""
+        self.cell_index: Array = cell["cell_index"][self._rows].astype(np.int64)
+        self.cell_role: Array = cell["cell_role"][self._rows]
+        self.cell_sum: Array = cell["cell_sum"][self._rows].astype(np.float64)
+        """Contributions of the strong cells: to the label, or by how much they mislead [M]."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def correct(self) -> Array:
+        """Whether each picture is classified as labeled [N]."""
+        return self.label == self.predicted
+
+    @property
+    def confidence(self) -> Array:
+        """The confidence in the labeled class and in the predicted one [N, 2]."""
+        return 1 / (1 + np.exp(-self.log_odds))
+
+    @cached_property
+    def descriptors(self) -> Array:
+        """What each strong cell looks like to the model [M, D]."""
+        parts = []
+        for path in self._files:
+            with safe_open(path, framework="np") as file:
+                parts.append(file.get_tensor("descriptors"))
+        return np.concatenate(parts)[self._rows].astype(np.float32)
+
+    def completeness(self) -> float:
+        """Returns the largest |Σ cells + residual + bias − logit|, as a share of the logit."""
+        found = self.cells.astype(np.float64).sum((2, 3)) + self.residual + self.settings.bias
+        size = np.maximum(np.abs(self.logit), max(abs(self.settings.bias), 1e-30))
+        return float((np.abs(found - self.logit) / size).max())
+
+
+def collect_evidence(
+    predictor: Predictor,
+    pictures: Images,
+    folder: str | Path,
+    *,
+    masks: Masks | None = None,
+    grid: int | None = None,
+    batch_size: int = 32,
+    num_workers: int = 0,
+    processes: int = 1,
+    shard: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> EvidenceSettings:
+    """Computes the evidence of a data set, or what is missing of it.
+
+    Args:
+        predictor: The model.
+        pictures: The data, e.g. from `labeled_images`.
+        folder: Where the store is written.
+        masks: A function from a position in the data to the object's mask [H, W] or None.
+        grid: The cells along a side; `default_grid` by default.
+        batch_size: How many pictures pass through the model at once.
+        num_workers: How many processes read ahead.
+        processes: How many processes compute.
+        shard: Which part to compute, ``(number, count)``, where several machines share a folder.
+            Inside ``torch.distributed`` each process takes its own.
+        progress: A function that is called after each batch.
+
+    Returns:
+        The settings of the store.
+
+    Raises:
+        ValueError: If the model is no B-cos model, or the folder holds the evidence of another
+            model or of other data.
+    """
+    model = bcos_model(predictor.model)
+    cells = grid or default_grid(model)
+    if not 2 <= cells <= 64:
+        raise ValueError(f"grid = {cells} is not allowed: give an integer from 2 to 64.")
+    settings = EvidenceSettings(
+        model=model_hash(model),
+        data=_data_hash(pictures),
+        masks=masks is not None,
+        pictures=len(pictures),
+        grid=cells,
+        strong=min(24, max(6, cells * cells // 6)),
+        bias=float(model.logit.bias),
+        classes=predictor.class_names,
+        batch_size=batch_size,
+    )
+    ranks = Ranks.current() if shard is None else Ranks(*shard)
+    make_folder(Path(folder))
+    if ranks.rank == 0 or not Path(folder, SETTINGS).exists():
+        _write_settings(folder, settings)
+    check_settings(folder, settings)
+    chunks = range(-(-settings.pictures // settings.chunk))
+    mine = [n for n in ranks.share(chunks) if not chunk_path(folder, n).exists()]
+    job = (predictor, pictures, folder, masks, settings, num_workers)
+    if processes == 1 or len(mine) < 2:
+        _compute(*job, chunks=mine, progress=progress)
+    else:
+        _in_processes(job, mine, min(processes, len(mine)), settings, progress)
+    return settings
+
+
+def _in_processes(
+    job: tuple[Any, ...],
+    chunks: Sequence[int],
+    processes: int,
+    settings: EvidenceSettings,
+    progress: Progress | None,
+) -> None:
+    """Computes chunks in new processes, which share nothing but the folder."""
+    context = multiprocessing.get_context("spawn")
+    threads = torch.get_num_threads()
+    workers = [
+        context.Process(target=_worker, args=(threads, job, chunks[number::processes]))
+        for number in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    done = 0
+    while any(worker.is_alive() for worker in workers):
+        for worker in workers:
+            worker.join(0.2)
+        done = sum(chunk_path(job[2], number).exists() for number in chunks)
+        if progress is not None:
+            progress(done * settings.chunk, len(chunks) * settings.chunk, "evidence")
+    if any(worker.exitcode for worker in workers):
+        raise ValueError(
+            "A process that collects evidence has failed; its message is above. Run the audit "
+            "again, which continues, or with one process."
+        )
+
+
+def _worker(threads: int, job: tuple[Any, ...], chunks: Sequence[int]) -> None:
+    # As many as in a single process, for the same roundings.
+    torch.set_num_threads(threads)
+    _compute(*job, chunks=chunks, progress=None)
+
+
+def _compute(
+    predictor: Predictor,
+    pictures: Images,
+    folder: str | Path,
+    masks: Masks | None,
+    settings: EvidenceSettings,
+    num_workers: int,
+    chunks: Sequence[int],
+    progress: Progress | None,
+) -> None:
+    reader = Reader(data=pictures, masks=masks, num_workers=num_workers)
+    total, done = 0, 0
+    spans = []
+    for number in chunks:
+        start = number * settings.chunk
+        spans.append(range(start, min(start + settings.chunk, settings.pictures)))
+        total += len(spans[-1])
+    for number, span in zip(chunks, spans, strict=True):
+        parts: list[dict[str, Array]] = []
+        keys: list[str] = []
+        for batch in reader.read(span, settings.batch_size):
+            parts.append(_of_batch(predictor.model, batch, settings))
+            keys += batch.keys
+            done += len(batch.keys)
+            if progress is not None:
+                progress(done, total, "evidence")
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        # Picture numbers of strong cells are positions in the data.
+        columns["keys"] = np.frombuffer(json.dumps(keys).encode("ascii"), np.uint8)
+        with atomic(chunk_path(folder, number)) as temporary:
+            save_file({k: np.ascontiguousarray(v) for k, v in columns.items()}, temporary)
+
+
+def _of_batch(model: AnyModel, batch: Batch, settings: EvidenceSettings) -> dict[str, Array]:
+    """The evidence of a batch, by column."""
+    model = bcos_model(model)
+    reference = next(model.parameters())
+    images, labels = batch.images.to(reference), batch.labels.to(reference.device)
+    classes = len(settings.classes)
+    if len(beyond := ((batch.labels < 0) | (batch.labels >= classes)).nonzero()):
+        first = int(beyond[0])
+        raise ValueError(
+            f"Picture {batch.keys[first]!r} has label {int(batch.labels[first])}, but the model "
+            f"knows classes 0 to {classes - 1}; audit it on data with its own classes."
+        )
+    own = contributions(model, images, labels)
+    predicted = own.logits.argmax(1)
+    cells = _on_grid(own.map, settings.grid)
+    both = torch.stack([cells, cells], 1)
+    logit = own.logits.gather(1, torch.stack([labels, predicted], 1)).double()
+    residual = torch.stack([own.residual, own.residual], 1).double()
+    odds = torch.stack([log_odds(model, own.logits, each) for each in (labels, predicted)], 1)
+    wrong = (predicted != labels).nonzero().flatten()
+    if len(wrong):
+        other = contributions(model, images[wrong], predicted[wrong])
+        both[wrong, 1] = _on_grid(other.map, settings.grid)
+        residual[wrong, 1] = other.residual.double()
+        logit[wrong, 1] = other.logits.gather(1, predicted[wrong, None])[:, 0].double()
+    described = _described(own, settings.grid)
+    roles = [(FOR_LABEL, torch.arange(len(images), device=images.device), cells)]
+    roles.append((MISLEADING, wrong, (both[:, 1] - both[:, 0])[wrong]))
+    strong = [_strongest(each, settings.strong) for _, _, each in roles]
+    picture = torch.cat(
+        [which[rows] for (_, which, _), (rows, _, _) in zip(roles, strong, strict=True)]
+    )
+    place = torch.cat([index for _, index, _ in strong])
+    sums = torch.cat([value for _, _, value in strong])
+    role = np.repeat([number for number, _, _ in roles], [len(index) for _, index, _ in strong])
+    found: dict[str, Array] = {
+        "label": labels.int().cpu().numpy(),
+        "predicted": predicted.int().cpu().numpy(),
+        "logit": logit.cpu().numpy(),
+        "residual": residual.cpu().numpy(),
+        "log_odds": odds.double().cpu().numpy(),
+        "cells": both.float().cpu().numpy(),
+        "cell_picture": (picture.cpu().numpy() + batch.indices[0]).astype(np.int32),
+        "cell_index": place.short().cpu().numpy(),
+        "cell_role": role.astype(np.uint8),
+        "cell_sum": sums.float().cpu().numpy(),
+        "descriptors": described[picture, place].half().cpu().numpy(),
+    }
+    if settings.masks:
+        found |= _on_object(own.map, batch.masks, settings.grid)
+    return found
+
+
+def _on_object(maps: Tensor, masks: Sequence[Tensor | None], grid: int) -> dict[str, Array]:
+    unknown = torch.full(maps.shape[1:], torch.nan)
+    inside = torch.stack([unknown if m is None else m.float() for m in masks]).to(maps.device)
+    area = maps.shape[-1] * maps.shape[-2] / grid**2
+    positive = maps.clamp_min(0).double()
+    share = (positive * inside).sum((1, 2)) / positive.sum((1, 2)).clamp_min(1e-30)
+    return {
+        "coverage": (_on_grid(inside, grid) / area).clamp_max(1).half().cpu().numpy(),
+        "on_object": torch.stack([share, inside.double().mean((1, 2))], 1).float().cpu().numpy(),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contributions:
+    """What one adjoint pass finds for a batch."""
+
+    logits: Tensor
+    """[B, K]"""
+    map: Tensor
+    """Contributions to one class per picture [B, H, W]."""
+    residual: Tensor
+    """[B]"""
+    features: list[Tensor]
+    """What the model's layers say about places [B, C, h, w], local ones first."""
+    channels: Tensor
+    """Contributions by channel of the encoded picture [B, 6, H, W]."""
+
+
+def contributions(model: AnyModel, images: Tensor, labels: Tensor) -> Contributions:
+    """Predicts and explains a batch by one forward and one adjoint pass."""
+    with torch.inference_mode(False), torch.enable_grad(), full_float32:
+        view, probe = probed_view(model, images)
+        with torch.no_grad():
+            encoded = view.encoding.encode(images)
+        features: list[Tensor] = []
+        with _captured(view, features):
+            logits = view.from_encoded(encoded.requires_grad_())
+        if not features:
+            with torch.no_grad():
+                features = [view.forward_features(images)]
+        chosen = logits.gather(1, labels[:, None]).sum()
+        weights, residual = torch.autograd.grad(chosen, (encoded, probe), allow_unused=True)
+    channels = weights * encoded.detach()
+    grid = getattr(model.config, "grid", None)
+    return Contributions(
+        logits=logits.detach(),
+        map=channels.sum(1),
+        residual=torch.zeros_like(probe) if residual is None else residual,
+        features=[_as_map(each.detach(), grid) for each in features],
+        channels=channels,
+    )
+
+
+@contextmanager
+def _captured(view: AnyModel, found: list[Tensor]) -> Iterator[None]:
+    """Keeps what the layers that describe places compute in the meantime."""
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(view, VisionTransformer):
+            found.append(inputs[0].detach())
+        found.append(output.detach())
+
+    layer = _describing_layer(view)
+    with ExitStack() as stack:
+        if layer is not None:
+            stack.callback(layer.register_forward_hook(keep).remove)
+        yield
+
+
+def _describing_layer(view: AnyModel) -> nn.Module | None:
+    """The blocks of a transformer; else the last layer before the head that knows places."""
+    if isinstance(view, VisionTransformer):
+        return view.blocks
+    network = getattr(view, "network", None)
+    if network is not None:
+        program = network.program
+        named = [i[2] for i in program.instructions if i[0] == program.features and i[1] == "layer"]
+        return network.get_submodule(named[0]) if named else None
+    features = getattr(view, "features", None)
+    return features if isinstance(features, nn.Module) else None
+
+
+def _as_map(features: Tensor, grid: tuple[int, int] | None) -> Tensor:
+    """Feature maps [B, C, h, w] from maps or tokens."""
+    if features.ndim == 4:
+        return features
+    side = round(features.shape[1] ** 0.5)
+    if grid is None or grid[0] * grid[1] != features.shape[1]:
+        # Tokens of a converted transformer may begin with one for the class.
+        features, grid = features[:, -(side * side) :], (side, side)
+    return features.transpose(1, 2).unflatten(2, grid)
+
+
+def _described(own: Contributions, grid: int) -> Tensor:
+    """Descriptors of all cells [B, G·G, D]: unit vectors of each layer, and of the colors."""
+    parts = []
+    for number, features in enumerate(own.features):
+        if features.shape[1] > WIDTH:
+            generator = torch.Generator().manual_seed(number)
+            matrix = torch.randn(WIDTH, features.shape[1], generator=generator).to(features)
+            features = F.normalize(torch.einsum("dc,bchw->bdhw", matrix, features), dim=1)
+        smaller = min(features.shape[-2:]) < grid
+        resized = (
+            F.interpolate(features, (grid, grid), mode="bilinear", align_corners=False)
+            if smaller
+            else F.adaptive_avg_pool2d(features, grid)
+        )
+        parts.append(F.normalize(resized, dim=1))
+    colors = torch.stack([_on_grid(own.channels[:, n], grid) for n in range(6)], 1)
+    parts.append(F.normalize(colors, dim=1).to(parts[0].dtype))
+    return torch.cat(parts, 1).flatten(2).transpose(1, 2)
+
+
+def _on_grid(maps: Tensor, grid: int) -> Tensor:
+    """Sums maps [B, H, W] over the cells of a grid [B, G, G], in float64."""
+    rows, columns = (_belongs(side, grid).to(maps.device) for side in maps.shape[1:])
+    return rows @ maps.double() @ columns.T
+
+
+def _belongs(pixels: int, grid: int) -> Tensor:
+    """Which pixels belong to which row of cells [G, pixels]."""
+    return F.one_hot(torch.arange(pixels) * grid // pixels, grid).T.double()
+
+
+def _strongest(cells: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The positive ones among the ``count`` strongest cells: picture, cell and sum [m]."""
+    values, places = cells.flatten(1).topk(min(count, cells[0].numel() if len(cells) else count))
+    rows = torch.arange(len(cells), device=cells.device)[:, None].expand_as(places)
+    kept = values > 0
+    return rows[kept], places[kept], values[kept]
+
+
+def model_hash(model: AnyModel) -> str:
+    """Returns a hash of a model's config and weights."""
+    model = unwrapped(model)
+    digest = hashlib.sha256(repr(model.config).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _data_hash(pictures: Images) -> str:
+    """A hash of keys and labels, where the data know them without being read."""
+    known = getattr(pictures, "fingerprint", None)
+    return str(known()) if known is not None else hashlib.sha256(b"%d" % len(pictures)).hexdigest()
+
+
+def chunk_path(folder: str | Path, number: int) -> Path:
+    """Returns the file of a chunk."""
+    return Path(folder, f"evidence-{number:05d}.safetensors")
+
+
+def read_settings(folder: str | Path) -> EvidenceSettings:
+    """Reads the settings of a store.
+
+    Raises:
+        ValueError: If the folder is no store of this version.
+    """
+    path = Path(folder, SETTINGS)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return EvidenceSettings(**{**values, "classes": tuple(values["classes"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{folder} holds no evidence of an audit; give the folder that an audit has written."
+        ) from error
+
+
+def check_settings(folder: str | Path, settings: EvidenceSettings) -> None:
+    """Makes sure that a store can be continued.
+
+    Raises:
+        ValueError: If it is of another model, of other data, or made with other settings.
+    """
+    found = asdict(read_settings(folder))
+    for name, value in asdict(settings).items():
+        if found[name] != value:
+            raise ValueError(
+                f"{folder} holds the evidence of an audit with another {name}; give an empty "
+                f"folder, or remove the old evidence."
+            )
+
+
+def _write_settings(folder: str | Path, settings: EvidenceSettings) -> None:
+    path = Path(folder, SETTINGS)
+    if path.exists():
+        return
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(asdict(settings), indent=2) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Array]:
+    with safe_open(path, framework="np") as file:
+        names = [name for name in list(file.keys()) if name != "descriptors"]
+        return {name: file.get_tensor(name) for name in names}
