@@ -7,6 +7,7 @@ python benchmarks/audit.py scenes --out results                    # all runs, h
 python benchmarks/audit.py scenes --out results --processes 8 --minutes 9
 python benchmarks/audit.py imagenette --data imagenette --out results   # the shipped trunk, frozen
 python benchmarks/audit.py table --out results
+python benchmarks/audit.py speed --out results --pictures 50000   # evidence against prediction
 
 Runs that are in ``results/runs.jsonl`` already are not repeated.
 """
@@ -33,6 +34,7 @@ from bcosvit.auditing.clusters import class_evidence
 from bcosvit.auditing.evidence import Evidence, collect_evidence
 from bcosvit.auditing.suspicions import Suspicion, find_suspicions
 from bcosvit.data.scenes import Scenes
+from bcosvit.metrics.loader import Reader
 from bcosvit.models.base import AnyModel
 from bcosvit.train import QUICK_MODEL
 
@@ -448,18 +450,77 @@ def table(out: Path) -> None:
                 )
 
 
+class Repeated:
+    """As many pictures as one likes, made of a few in memory."""
+
+    def __init__(self, images: Tensor, count: int) -> None:
+        self.images, self.count = images, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
+        return self.images[index % len(self.images)], index % 10, f"picture {index}"
+
+
+def measure_speed(out: Path, count: int, batch_size: int) -> None:
+    """Times prediction and evidence with the shipped model on pictures in memory."""
+    import resource
+
+    predictor = bcosvit.Predictor.load()
+    size = predictor.transform.image_size
+    some = torch.rand(64, 3, size, size, generator=torch.Generator().manual_seed(0))
+    pictures = Repeated(some, count)
+    few = Repeated(some, min(count, 4 * batch_size))
+    seconds: dict[str, float] = {}
+    for name, data in (("warm-up", few), ("evidence", pictures)):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            collect_evidence(predictor, data, folder, batch_size=batch_size)
+            seconds[name] = time.perf_counter() - start
+            if name == "evidence":
+                stored = sum(path.stat().st_size for path in Path(folder).iterdir())
+                start = time.perf_counter()
+                evidence = Evidence(folder)
+                seconds["reading"] = time.perf_counter() - start
+    for name, data in (("warm-up", few), ("prediction", pictures)):
+        start = time.perf_counter()
+        for batch in Reader(data=data).read(range(len(data)), batch_size):
+            with torch.no_grad():
+                predictor.model(batch.images.to(predictor.device)).argmax(1).tolist()
+        seconds[name] = time.perf_counter() - start
+    row = {
+        "study": "speed",
+        "device": str(predictor.device),
+        "pictures": count,
+        "batch_size": batch_size,
+        "seconds": seconds,
+        "relative_speed": seconds["prediction"] / seconds["evidence"],
+        "bytes_per_picture": stored / count,
+        "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "misses_logits_by": evidence.completeness(),
+    }
+    with (out / "speed.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=["scenes", "imagenette", "table"])
+    parser.add_argument("study", choices=["scenes", "imagenette", "table", "speed"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="imagenette")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--pictures", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--per-class", type=int, default=60)
     parser.add_argument("--val-per-class", type=int, default=40)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.study == "speed":
+        return measure_speed(arguments.out, arguments.pictures, arguments.batch_size)
     if arguments.study == "scenes":
         with tempfile.TemporaryDirectory() as cache:
             run_scenes(

@@ -32,7 +32,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from bcosvit.attribution.inherent import bcos_model, full_float32, probed_view
+from bcosvit.attribution.inherent import bcos_model, probed_view
 from bcosvit.files import atomic, make_folder
 from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
 from bcosvit.models.base import AnyModel
@@ -88,7 +88,8 @@ def default_grid(model: AnyModel) -> int:
         14
     """
     size = model.config.image_size[0]
-    cells = int(model.config.grid[0]) if hasattr(model.config, "grid") else max(1, size // 32)
+    tokens = getattr(model.config, "grid", None)
+    cells = max(1, size // 32) if tokens is None else int(tokens[0])
     while cells > 16:
         cells //= 2
     if cells < 10 and size >= 112:
@@ -241,20 +242,28 @@ def collect_evidence(
     check_settings(folder, settings)
     chunks = range(-(-settings.pictures // settings.chunk))
     mine = [n for n in ranks.share(chunks) if not chunk_path(folder, n).exists()]
-    job = (predictor, pictures, folder, masks, settings, num_workers)
+    job = _Job(predictor, pictures, Path(folder), masks, settings, num_workers)
     if processes == 1 or len(mine) < 2:
-        _compute(*job, chunks=mine, progress=progress)
+        _compute(job, mine, progress)
     else:
-        _in_processes(job, mine, min(processes, len(mine)), settings, progress)
+        _in_processes(job, mine, min(processes, len(mine)), progress)
     return settings
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What a process needs to compute chunks."""
+
+    predictor: Predictor
+    pictures: Images
+    folder: Path
+    masks: Masks | None
+    settings: EvidenceSettings
+    num_workers: int
+
+
 def _in_processes(
-    job: tuple[Any, ...],
-    chunks: Sequence[int],
-    processes: int,
-    settings: EvidenceSettings,
-    progress: Progress | None,
+    job: _Job, chunks: Sequence[int], processes: int, progress: Progress | None
 ) -> None:
     """Computes chunks in new processes, which share nothing but the folder."""
     context = multiprocessing.get_context("spawn")
@@ -269,9 +278,9 @@ def _in_processes(
     while any(worker.is_alive() for worker in workers):
         for worker in workers:
             worker.join(0.2)
-        done = sum(chunk_path(job[2], number).exists() for number in chunks)
+        done = sum(chunk_path(job.folder, number).exists() for number in chunks)
         if progress is not None:
-            progress(done * settings.chunk, len(chunks) * settings.chunk, "evidence")
+            progress(done * job.settings.chunk, len(chunks) * job.settings.chunk, "evidence")
     if any(worker.exitcode for worker in workers):
         raise ValueError(
             "A process that collects evidence has failed; its message is above. Run the audit "
@@ -279,23 +288,15 @@ def _in_processes(
         )
 
 
-def _worker(threads: int, job: tuple[Any, ...], chunks: Sequence[int]) -> None:
+def _worker(threads: int, job: _Job, chunks: Sequence[int]) -> None:
     # As many as in a single process, for the same roundings.
     torch.set_num_threads(threads)
-    _compute(*job, chunks=chunks, progress=None)
+    _compute(job, chunks, None)
 
 
-def _compute(
-    predictor: Predictor,
-    pictures: Images,
-    folder: str | Path,
-    masks: Masks | None,
-    settings: EvidenceSettings,
-    num_workers: int,
-    chunks: Sequence[int],
-    progress: Progress | None,
-) -> None:
-    reader = Reader(data=pictures, masks=masks, num_workers=num_workers)
+def _compute(job: _Job, chunks: Sequence[int], progress: Progress | None) -> None:
+    settings = job.settings
+    reader = Reader(data=job.pictures, masks=job.masks, num_workers=job.num_workers)
     total, done = 0, 0
     spans = []
     for number in chunks:
@@ -306,7 +307,7 @@ def _compute(
         parts: list[dict[str, Array]] = []
         keys: list[str] = []
         for batch in reader.read(span, settings.batch_size):
-            parts.append(_of_batch(predictor.model, batch, settings))
+            parts.append(_of_batch(job.predictor.model, batch, settings))
             keys += batch.keys
             done += len(batch.keys)
             if progress is not None:
@@ -314,7 +315,7 @@ def _compute(
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         # Picture numbers of strong cells are positions in the data.
         columns["keys"] = np.frombuffer(json.dumps(keys).encode("ascii"), np.uint8)
-        with atomic(chunk_path(folder, number)) as temporary:
+        with atomic(chunk_path(job.folder, number)) as temporary:
             save_file({k: np.ascontiguousarray(v) for k, v in columns.items()}, temporary)
 
 
@@ -401,7 +402,7 @@ class Contributions:
 
 def contributions(model: AnyModel, images: Tensor, labels: Tensor) -> Contributions:
     """Predicts and explains a batch by one forward and one adjoint pass."""
-    with torch.inference_mode(False), torch.enable_grad(), full_float32:
+    with torch.inference_mode(False), torch.enable_grad():
         view, probe = probed_view(model, images)
         with torch.no_grad():
             encoded = view.encoding.encode(images)
