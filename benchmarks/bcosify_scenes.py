@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bcosvit
+import bcosvit.data.scenes as scenes_module
 from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import VARIANTS, Scenes
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, default="cnn")
     parser.add_argument("--variant", choices=VARIANTS, default="plain", help="of scenes")
     parser.add_argument("--size", type=int, default=48, help="pixels a side")
+    parser.add_argument("--area", type=float, nargs=2, help="of objects, as shares of the image")
     parser.add_argument("--scenes", type=int, default=2000, help="for training")
     parser.add_argument("--epochs", type=int, default=12, help="of the original")
     parser.add_argument("--tuned-epochs", type=int, default=16, help="of the recipe bcosify")
@@ -166,6 +168,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="a picture to write")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
+    if options.area is not None:
+        scenes_module.AREA = tuple(options.area)
     data = f"scenes:{options.variant}?size={options.size}&train={options.scenes}"
     start = time.perf_counter()
     scenes = Scenes("train", options.variant, options.size, options.scenes)
