@@ -31,3 +31,23 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             parsed[key.strip()] = value.strip()
     return parsed
+
+
+def parse_values(text: str | None) -> tuple[int, ...] | None:
+    """Parses whole numbers that are separated by commas.
+
+    Raises:
+        ValueError: The text is no such list.
+
+    Examples:
+        >>> parse_values("1,3")
+        (1, 3)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(value) for value in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no list of whole numbers; separate them by commas, e.g. 1,3."
+        ) from None

@@ -9,6 +9,14 @@ from rich.console import Console
 from bcosvit.cli.explain import DEVICE, WEIGHTS
 from bcosvit.cli.names import complete
 
+MASKS = typer.Option(
+    help="A folder of masks named like the pictures (PNG, NPZ, Pascal VOC's XML), or a JSON file "
+    "of COCO's annotations."
+)
+MASK_VALUE = typer.Option(
+    help="The values of masks that mark the object, e.g. 1,3 in trimaps; by default all but 0."
+)
+
 
 def evaluate(
     weights: Annotated[str, WEIGHTS],
@@ -37,6 +45,8 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="The number of pictures to draw from the split.")
     ] = None,
+    masks: Annotated[str | None, MASKS] = None,
+    mask_value: Annotated[str | None, MASK_VALUE] = None,
     grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
     images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
     settings: Annotated[
@@ -68,7 +78,7 @@ def evaluate(
     """
     from bcosvit.report.evaluate import REPORT, evaluate_weights
     from bcosvit.report.tables import evaluation_table
-    from bcosvit.settings import parse_settings
+    from bcosvit.settings import parse_settings, parse_values
 
     found = evaluate_weights(
         weights,
@@ -78,6 +88,8 @@ def evaluate(
         methods=methods,
         split=split,
         limit=limit,
+        masks=masks,
+        mask_values=parse_values(mask_value),
         options={"grids": grids, "images": images, **parse_settings(settings or [])},
         batch_size=batch_size,
         seed=seed,

@@ -45,6 +45,7 @@ from bcosvit.registry import Registry
 
 __all__ = [
     "LabeledImages",
+    "MaskFinder",
     "MaskReader",
     "Reader",
     "Skipped",
@@ -103,6 +104,16 @@ class MaskReader(Protocol):
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
         """Returns the pixels [H, W] of the object in an image, or None if they are unknown."""
+
+
+class MaskFinder(Protocol):
+    """Masks of objects by the keys of images, e.g. `bcosvit.data.masks.MaskFiles`."""
+
+    def find(self, key: str) -> str | None:
+        """Returns the name of the mask of an image, or None if there is none."""
+
+    def mask(self, key: str, class_name: str | None = None) -> NDArray[np.bool_] | None:
+        """Returns the pixels [H, W] of the object, or None if they are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -618,6 +629,8 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         self.labels, self.transform = list(labels), transform
         self._places = [(n, at) for n, split in enumerate(splits) for at in range(len(split))]
         self._given: list[int] | None = None
+        self._mask_files: MaskFinder | None = None
+        self._classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -668,9 +681,31 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         The function returns a bool tensor [H, W], cropped as the image is, or None if the object is
         unknown or lies outside of the crop.
         """
+        if self._mask_files is not None:
+            return self._mask
         if all(isinstance(split.reader, MaskReader) for split in self.splits):
             return self._mask
         return None
+
+    def with_masks(self, files: MaskFinder, classes: Sequence[str] = ()) -> LabeledImages:
+        """Returns the same images with masks from elsewhere.
+
+        Args:
+            files: The masks by the images' keys, e.g. `bcosvit.data.masks.MaskFiles`.
+            classes: The names of the data's classes, to choose objects by.
+
+        Raises:
+            SourceError: If none of the images has a mask.
+        """
+        keys = [self.splits[number].key(at) for number, at in self._places]
+        if not any(files.find(key) is not None for key in keys):
+            raise SourceError(
+                f"None of {len(keys)} images has a mask of its name, e.g. {keys[0]!r}: name masks "
+                "like the images."
+            )
+        other = copy.copy(self)
+        other._mask_files, other._classes = files, tuple(classes)
+        return other
 
     def skipped(self) -> tuple[Skipped, ...]:
         """Returns the images that could not be read so far."""
@@ -679,13 +714,32 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
     def _mask(self, index: int) -> Tensor | None:
         number, position = self._places[index]
         split = self.splits[number]
-        assert isinstance(split.reader, MaskReader)
-        mask = split.reader.mask(int(split.indices[position]))
+        inner = int(split.indices[position])
+        if self._mask_files is not None:
+            key, label = split.key(position), split.label(position)
+            name = self._classes[label] if 0 <= label < len(self._classes) else None
+            mask = self._mask_files.mask(key, name)
+            if mask is not None:
+                image = split.reader.image(inner, getattr(self.transform, "at_least", None))
+                _check_proportions(key, mask, image)
+        else:
+            assert isinstance(split.reader, MaskReader)
+            mask = split.reader.mask(inner)
         if mask is None:
             return None
         shown = self.transform(Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB"))
         inside = shown[0] > 0.5
         return inside if inside.any() else None
+
+
+def _check_proportions(key: str, mask: NDArray[np.bool_], image: Image.Image) -> None:
+    """A file may have been decoded at a smaller size, but with the same proportions."""
+    (height, width), (wide, high) = mask.shape, image.size
+    if abs(width * high - height * wide) > 2 * max(width, height):
+        raise SourceError(
+            f"The mask of {key!r} has {width}×{height} pixels, which are not the proportions of "
+            f"its image ({wide}×{high}): give masks of the images' sizes."
+        )
 
 
 def labeled_images(

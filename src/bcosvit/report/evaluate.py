@@ -15,6 +15,7 @@ from rich.progress import Progress as ProgressBars
 
 from bcosvit.attribution import describe_method
 from bcosvit.data.dataset import Skipped, labeled_images, open_source
+from bcosvit.data.masks import MaskFiles
 from bcosvit.files import make_folder
 from bcosvit.messages import unknown
 from bcosvit.metrics import (
@@ -51,6 +52,8 @@ def evaluate_weights(
     methods: str = "all",
     split: str = "val",
     limit: int | None = None,
+    masks: str | Path | None = None,
+    mask_values: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
     batch_size: int = 32,
     seed: int = 0,
@@ -70,6 +73,8 @@ def evaluate_weights(
         methods: Names of methods, separated by commas, or "all" (`Predictor.methods`).
         split: The part of the data: "val", "train" or "all".
         limit: The number of pictures to draw at random; by default all are measured.
+        masks: Masks of the objects, as for `bcosvit.data.masks.MaskFiles`; scenes have their own.
+        mask_values: The values that mark the object in label images; by default all but 0.
         options: Values of options such as ``grids``, for each of the metrics that has them.
         batch_size: How many pictures pass through the model at once.
         seed: Of everything that is drawn at random.
@@ -102,7 +107,9 @@ def evaluate_weights(
     )
     if limit is not None:
         pictures.limit(limit, seed)
-    masks = pictures.masks()
+    if masks is not None:
+        pictures = pictures.with_masks(MaskFiles(masks, mask_values), source.classes)
+    inside = pictures.masks()
     values = {**(options or {}), "seed": seed}
     _check_options(values)
     named = metrics.strip() not in (DEFAULT_METRICS, "all")
@@ -125,7 +132,7 @@ def evaluate_weights(
             pictures,
             chosen,
             metrics=wanted,
-            masks=masks if any(metric.needs_masks for metric in wanted) else None,
+            masks=inside if any(metric.needs_masks for metric in wanted) else None,
             batch_size=batch_size,
             num_workers=num_workers,
             progress=progress,
