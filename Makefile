@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint demo docs mutants clean
+.PHONY: test test-slow lint demo docs mutants fuzz clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,10 @@ test-slow: $(READY)
 # Whether the tests notice 150 small mistakes in the mathematics; about an hour on 2 cores.
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py --out mutants.json
+
+# 20,000 damaged pictures and 2,000 hostile weights files, each with limits; ten minutes on 2 cores.
+fuzz: $(READY)
+	$(BIN)/python tools/fuzz.py
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py

@@ -176,15 +176,14 @@ def picture_cases() -> Cases:
 
 
 def read_picture(path: Path) -> str:
-    from bcosvit.data.images import read_image, to_tensor
+    from bcosvit.data.images import read_image
     from bcosvit.data.transforms import EvalTransform
 
     image = read_image(path)
     assert image.mode == "RGB" and min(image.size) >= 1
-    tensor = EvalTransform(64)(image)
-    assert tensor.shape == (3, 64, 64) and bool(((tensor >= 0) & (tensor <= 1)).all())
-    small = read_image(path, at_least=64)
-    assert to_tensor(small).isfinite().all()
+    for found in (image, read_image(path, at_least=64)):
+        tensor = EvalTransform(64)(found)
+        assert tensor.shape == (3, 64, 64) and bool(((tensor >= 0) & (tensor <= 1)).all())
     return "read"
 
 
@@ -356,7 +355,7 @@ def verdict(attempt: Callable[[], str], limits: Limits) -> tuple[str, str]:
         outcome = attempt()
     except ValueError as error:
         text = str(error)
-        if type(error).__module__.split(".")[0] not in ("builtins", "bcosvit"):
+        if type(error) is not ValueError and not type(error).__module__.startswith("bcosvit"):
             return "error", f"{type(error).__name__}: {text[:200]}"
         if "\n" in text or len(text) > 1000:
             return "not one sentence", text[:300]
