@@ -17,6 +17,7 @@ from bcosvit.attribution import Attribution, Explainer, Method, Target, explain_
 from bcosvit.attribution import explain as explain_tensors
 from bcosvit.attribution.base import get_explainer, method_name, method_title
 from bcosvit.files import atomic
+from bcosvit.messages import percent
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import unwrapped
 from bcosvit.predictor import (
@@ -30,7 +31,6 @@ from bcosvit.predictor import (
 )
 from bcosvit.report.explain import sheet_rows
 from bcosvit.report.images import panel, png_bytes
-from bcosvit.report.pages import percent
 
 Target_ = Target | str | Sequence[str | int] | NDArray[Any] | np.integer[Any]
 _CELL = 224

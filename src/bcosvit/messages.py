@@ -135,3 +135,13 @@ def pick(names: str, allowed: Sequence[str], kind: str) -> tuple[str, ...]:
     if not words:
         raise ValueError(f"No {kind} is named in {names!r}; choose from {', '.join(allowed)}.")
     return words
+
+
+def percent(share: float) -> str:
+    """Formats a share as a percentage, and small shares not as zero.
+
+    Example:
+        >>> percent(0.9312), percent(0.0001)
+        ('93.1 %', '< 0.1 %')
+    """
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

@@ -1,12 +1,19 @@
 """`bcosvit explain`."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from bcosvit.cli.names import complete
+from bcosvit.messages import percent
 from bcosvit.shipped import DEFAULT
+
+if TYPE_CHECKING:
+    from bcosvit.report.explain import Outcome
 
 WEIGHTS = typer.Option(
     help="A shipped model ({weights}), a safetensors file, https://...#sha256=..., or "
@@ -46,12 +53,15 @@ def explain(
         bool, typer.Option("--joint", help="One scale per method for all classes of a picture.")
     ] = False,
     device: Annotated[str, DEVICE] = "auto",
+    open_report: Annotated[
+        bool, typer.Option("--open", help="Open the report in the browser.")
+    ] = False,
 ) -> None:
     """Explains pictures: how much each pixel speaks for or against a class, as an HTML report.
 
     Examples:
 
-    bcosvit explain photo.jpg
+    bcosvit explain photo.jpg --open
 
     bcosvit explain photos/ --weights best.safetensors --classes cat,dog
     --methods all --joint --out cats.html --npz arrays/
@@ -72,4 +82,28 @@ def explain(
         device=device,
         console=Console(stderr=True),
     )
+    print_predictions(found)
     Console().print(found.summary(out), highlight=False, soft_wrap=True, markup=False)
+    if open_report:
+        typer.launch(Path(out).absolute().as_uri())
+
+
+def print_predictions(found: "Outcome") -> None:
+    """Prints the classes of the first pictures: five of a single one, else the first of each."""
+    if not found.predictions:
+        return
+    single = len(found.predictions) == 1
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("" if single else "Picture", overflow="fold")
+    table.add_column("Class", overflow="fold")
+    table.add_column("Probability", justify="right")
+    for prediction in found.predictions:
+        for row, entry in enumerate(prediction.entries if single else prediction.entries[:1]):
+            name = prediction.name if row == 0 else ""
+            table.add_row(escape(name), escape(entry["class"]), percent(entry["probability"]))
+    console = Console()
+    console.print(table, highlight=False)
+    if (more := found.explained - len(found.predictions)) > 0:
+        console.print(f"and {more} more", highlight=False)
+    if found.note:
+        console.print(found.note, highlight=False, soft_wrap=True)

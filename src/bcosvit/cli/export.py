@@ -46,6 +46,7 @@ def export(
     if format not in ENDINGS:
         known = ", ".join([*ENDINGS, "hub"])
         raise ValueError(f"There is no format {format!r}; choose from {known}.")
-    found = export_weights(weights, out, format=format, explanation=explanation)
+    console = Console(stderr=True)
+    found = export_weights(weights, out, format=format, explanation=explanation, console=console)
     Console().print(found.table())
     Console().print(out, highlight=False, soft_wrap=True, markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from torch.export import ExportedProgram
 
 from bcosvit.export.compare import Comparison, compare
@@ -15,10 +16,26 @@ from bcosvit.messages import require, unknown
 from bcosvit.models.hub import locate
 from bcosvit.models.weights import CLASSES_KEY, CONFIG_KEY
 from bcosvit.predictor import Predictor
+from bcosvit.progress import stages
 from bcosvit.report.provenance import versions
 
 Format = Literal["onnx", "torch-export"]
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+SHARES: dict[Format, dict[str, float]] = {
+    "onnx": {
+        "Reading weights": 2,
+        "Tracing the model": 30,
+        "Writing the file": 45,
+        "Comparing the file with the model": 23,
+    },
+    "torch-export": {
+        "Reading weights": 3,
+        "Tracing the model": 52,
+        "Writing the file": 10,
+        "Comparing the file with the model": 35,
+    },
+}
+"""The stages of an export, with the share of the time that each takes, for the time left."""
 INPUT_KEY, VERSIONS_KEY = "bcosvit.input", "bcosvit.versions"
 
 
@@ -29,6 +46,7 @@ def export_weights(
     format: Format = "onnx",
     explanation: bool = False,
     repeats: int = 5,
+    console: Console | None = None,
 ) -> Comparison:
     """Writes a model as one file that runs without bcosvit, and compares the two.
 
@@ -39,6 +57,7 @@ def export_weights(
         explanation: Whether the file also returns the contributions of every pixel to a class that
             is an input, and their residual; for B-cos models alone.
         repeats: How often both are timed.
+        console: Where progress is shown.
 
     Returns:
         Sizes, times and errors of the file and of the model.
@@ -55,14 +74,19 @@ def export_weights(
     if format == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
             require(name, extra="export", purpose="Writing ONNX files")
-    predictor = Predictor.load(path, "cpu")
-    side = predictor.transform.image_size
-    program = graph_of(predictor.model, (side, side), explanation=explanation)
-    if format == "onnx":
-        write_onnx(program, out, notes_on(predictor), explanation=explanation)
-    else:
-        write_torch(program, out, notes_on(predictor))
-    return compare(predictor, path, out, explanation=explanation, repeats=repeats)
+    with stages(SHARES[format], console) as begin:
+        begin("Reading weights")
+        predictor = Predictor.load(path, "cpu")
+        side = predictor.transform.image_size
+        begin("Tracing the model")
+        program = graph_of(predictor.model, (side, side), explanation=explanation)
+        begin("Writing the file")
+        if format == "onnx":
+            write_onnx(program, out, notes_on(predictor), explanation=explanation)
+        else:
+            write_torch(program, out, notes_on(predictor))
+        begin("Comparing the file with the model")
+        return compare(predictor, path, out, explanation=explanation, repeats=repeats)
 
 
 def notes_on(predictor: Predictor) -> dict[str, str]:

@@ -7,7 +7,7 @@ Pictures that cannot be read are listed and left out; it is an error if none can
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 
 from bcosvit.attribution import method_title
 from bcosvit.data.dataset import Skipped
 from bcosvit.data.images import ImageError, list_images
 from bcosvit.files import atomic
+from bcosvit.messages import percent
 from bcosvit.predictor import Explanation, Predictor, Sums
+from bcosvit.progress import track
 from bcosvit.report.images import (
     RGB,
     MapFigure,
@@ -37,7 +38,7 @@ from bcosvit.report.images import (
     png_bytes,
     weight_image,
 )
-from bcosvit.report.pages import percent, render, stream_page
+from bcosvit.report.pages import render, stream_page
 from bcosvit.report.provenance import Provenance
 
 TOP = 5
@@ -47,12 +48,29 @@ Add = Callable[[int, Explanation | Skipped], None]
 """Takes a picture's number, from 1, and its explanation, or why there is none."""
 
 
+PRINTED = 20
+"""How many pictures are listed in the terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What is predicted for a picture."""
+
+    name: str
+    entries: tuple[dict[str, Any], ...]
+    """The most confident classes, and those that are explained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How many pictures were explained, and which were left out."""
 
     explained: int
     skipped: tuple[Skipped, ...]
+    predictions: tuple[Prediction, ...] = ()
+    """Of the first pictures, for the terminal."""
+    note: str = ""
+    """What readers of the probabilities should know."""
 
     def summary(self, out: str | Path | None) -> str:
         """Summarizes the outcome in one line for the terminal."""
@@ -127,12 +145,13 @@ def explain_pictures(
         provenance=Provenance.of(predictor.config),
     )
     skipped: list[Skipped] = []
+    predictions: list[Prediction] = []
     kinds = ((out, html_report), (npz, npz_files), (png, png_files), (json, json_file))
     with ExitStack() as stack:
         writers = [
             stack.enter_context(kind(path, info)) for path, kind in kinds if path is not None
         ]
-        for number, (name, path) in enumerate(_progress(paths, console), start=1):
+        for number, (name, path) in enumerate(track(paths, "Explaining", console), start=1):
             found: Explanation | Skipped
             try:
                 image = predictor.read(path)
@@ -143,9 +162,29 @@ def explain_pictures(
                 skipped.append(found)
             else:
                 found = predictor.explain(image, targets, top=top or 1, methods=chosen, name=name)
+                if len(predictions) < PRINTED:
+                    predictions.append(_prediction(found, predictor))
             for add in writers:
                 add(number, found)
-    return Outcome(explained=len(paths) - len(skipped), skipped=tuple(skipped))
+    return Outcome(
+        explained=len(paths) - len(skipped),
+        skipped=tuple(skipped),
+        predictions=tuple(predictions),
+        note=probability_note(predictor),
+    )
+
+
+def probability_note(predictor: Predictor) -> str:
+    """Says what the probabilities of a model mean, where they are not those of a softmax."""
+    if predictor.model.config.activation != "sigmoid":
+        return ""
+    return "Probabilities are independent sigmoids, one per class: they need not sum to 1."
+
+
+def _prediction(found: Explanation, predictor: Predictor) -> Prediction:
+    listed = dict.fromkeys([*found.top(TOP), *found.target.tolist()])
+    entries = [found.entry(label, predictor.class_names) for label in listed]
+    return Prediction(name=found.name, entries=tuple(entries))
 
 
 def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
@@ -431,12 +470,6 @@ def _stem(number: int, found: Explanation) -> str:
 def _safe(name: str) -> str:
     """Letters, digits and dashes only, and not too many, for all file systems."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "picture"
-
-
-def _progress(paths: list[tuple[str, Path]], console: Console | None) -> Iterable[tuple[str, Path]]:
-    if console is None:
-        return paths
-    return track(paths, "Explaining", console=console, transient=True)
 
 
 def _nothing_readable(count: int, error: ImageError) -> ValueError:

@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from bcosvit.attribution import describe_method, method_title
 from bcosvit.files import atomic
+from bcosvit.messages import percent
 from bcosvit.report.charts import method_color
 
 _MARK = Markup("<!-- sections -->")
@@ -105,16 +106,6 @@ def stream_page(path: str | Path, template: str, **values: Any) -> Iterator[Call
         yield lambda section: print(section, file=file)
         _, _, after = render(template, sections=_MARK, **values).partition(_MARK)
         file.write(after)
-
-
-def percent(share: float) -> str:
-    """Formats a share as a percentage, and small shares not as zero.
-
-    Example:
-        >>> percent(0.9312), percent(0.0001)
-        ('93.1 %', '< 0.1 %')
-    """
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def signed(value: float, digits: int = 4) -> str:
