@@ -45,13 +45,23 @@ def test_explain_with_everything(folder):
 
 def test_explain_by_default(folder):
     result = run("explain", "pictures/0000.png", "--weights", "model.safetensors")
-    assert result.stdout == "1 picture explained: report.html\n"
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("0000.png") and lines[1].rstrip().endswith("%")
+    assert [line for line in lines if "independent sigmoids" in line] == lines[-2:-1]
+    assert lines[-1] == "1 picture explained: report.html"
     assert (folder / "report.html").exists()
     assert sorted(path.name for path in folder.iterdir()) == [
         "model.safetensors",
         "pictures",
         "report.html",
     ]
+
+
+def test_explain_opens_its_report(folder, monkeypatch):
+    opened = []
+    monkeypatch.setattr("typer.launch", opened.append)
+    run("explain", "pictures", "--weights", "model.safetensors", "--out", "r.html", "--open")
+    assert opened == [(folder / "r.html").absolute().as_uri()]
 
 
 def test_evaluate_prints_a_table(folder):

@@ -24,9 +24,9 @@ ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 SHARES: dict[Format, dict[str, float]] = {
     "onnx": {
         "Reading weights": 2,
-        "Tracing the model": 30,
-        "Writing the file": 45,
-        "Comparing the file with the model": 23,
+        "Tracing the model": 60,
+        "Writing the file": 26,
+        "Comparing the file with the model": 12,
     },
     "torch-export": {
         "Reading weights": 3,

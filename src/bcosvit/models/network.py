@@ -231,7 +231,8 @@ def _attribute(path: str) -> str:
 
 
 def _guard(comparison: str, left: Any, right: Any, outcome: bool) -> None:
-    if COMPARISONS[comparison](left, right) != outcome:
+    # A bool before it is compared: symbolic sizes of an export compare with nothing else.
+    if bool(COMPARISONS[comparison](left, right)) != outcome:
         raise ValueError(
             "Images of this size take another way through the original model than those that it "
             "was converted with; convert it again with image_size set to theirs."
