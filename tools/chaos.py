@@ -1,0 +1,356 @@
+"""Kills, full disks, second writers: what can be seen is whole or absent, every result the same.
+
+    python tools/chaos.py [--kills 25] [--seed 0] [--only train,explain]
+
+Commands of bcosvit (train, evaluate, export, explain, reproduce) are run on drawn scenes and a
+small model, once in peace, and then killed with SIGKILL, together with their workers, at moments
+drawn from the seed. After every kill, all files whose names do not start with a dot are checked:
+pictures and tables are complete, JSON and pages parse, weights load, checkpoints match their
+checksums. Then the command is given again (``train`` with ``--resume``), and what it leaves is
+compared with what the undisturbed one left, to the byte where the file has no time in it. At last
+the disk is full, the disk is read-only, and two processes write into one folder.
+
+Full and read-only disks are memory file systems in a name space of their own, for which Linux's
+``unshare`` is needed.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a file may contain that is not the same in every run.
+TIMES = re.compile(
+    r"\d\d\d\d-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?|\d+(\.\d+)? (s|seconds|minutes|images/s)\b"
+)
+SIZE = "scenes?size=32&train=48&val=16"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of bcosvit.
+
+    Args:
+        name: The command.
+        arguments: Its arguments; ``{out}`` stands for a folder.
+        again: Arguments to continue with; by default the same ones.
+        same: Endings of the files that must be the same to the byte.
+        alone: Whether a second process has to be refused.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    again: tuple[str, ...] | None = None
+    same: tuple[str, ...] = ()
+    alone: bool = False
+
+
+def settings(**values: object) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def commands(work: Path) -> list[Command]:
+    weights = str(work / "model.safetensors")
+    train = [SIZE, "--out", "{out}/run", *settings(epochs=4, batch_size=16, num_workers=1)]
+    train += settings(checkpoint_steps=2, explain_every=2, localize_every=2)
+    evaluate = ["--weights", weights, "--data", SIZE, "--out", "{out}", "--grids", "4"]
+    evaluate += ["--images", "4", "--device", "cpu"]
+    explain = [str(work / "pictures"), "--weights", weights, "--out", "{out}/report.html"]
+    explain += ["--npz", "{out}/arrays", "--png", "{out}/maps", "--json", "{out}/sums.json"]
+    small = {
+        "epochs": 2,
+        "backbone.epochs": 1,
+        "batch_size": 16,
+        "image_size": 32,
+        "model.width": 16,
+        "model.num_heads": 2,
+        "model.depth": 1,
+        "densenet.growth": 4,
+        "densenet.blocks": "(2,1,1)",
+        "densenet.stem_width": 8,
+        "num_workers": 0,
+    }
+    reproduce = ["accuracy", "--data", SIZE, "--out", "{out}", "--sizes", "ti", "--taps", "38"]
+    reproduce += ["--recipe", "quick", "--device", "cpu", *settings(**small)]
+    return [
+        Command(
+            "train",
+            tuple(train),
+            again=("--resume", "--out", "{out}/run"),
+            same=("metrics.csv", "best.safetensors"),
+            alone=True,
+        ),
+        Command("evaluate", tuple(evaluate), same=(".csv", "summary.json")),
+        Command("export", ("--weights", weights, "--out", "{out}/model.onnx")),
+        Command("explain", (*explain, "--device", "cpu"), same=(".npz", ".png", ".json")),
+        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors")),
+    ]
+
+
+def prepare(work: Path) -> None:
+    """A small model and a few pictures."""
+    import torch
+
+    import bcosvit
+    from bcosvit.data.scenes import Scenes
+
+    torch.manual_seed(0)
+    stem = bcosvit.StemConfig(widths=(8, 12))
+    config = bcosvit.ModelConfig(
+        width=12, num_heads=3, depth=2, mlp_ratio=2, image_size=32, num_classes=8, backbone=stem
+    )
+    notes = {"bcosvit.classes": json.dumps(Scenes.classes)}
+    bcosvit.save(bcosvit.create_model(config), work / "model.safetensors", metadata=notes)
+    (work / "pictures").mkdir()
+    scenes = Scenes("val", size=48, length=12)
+    for number in range(12):
+        scenes[number].image.save(work / "pictures" / f"{number}.png")
+
+
+def arguments(command: Command, out: Path, again: bool = False) -> list[str]:
+    chosen = command.again if again and command.again else command.arguments
+    filled = [part.replace("{out}", str(out)) for part in chosen]
+    return [sys.executable, "-m", "bcosvit", command.name, *filled]
+
+
+def run(line: list[str], **options: object) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=900, **options
+    )  # type: ignore[call-overload]
+
+
+# --- Whole or absent
+
+
+def check_file(path: Path) -> None:
+    """Raises what shows that a file is not whole."""
+    match path.suffix:
+        case ".safetensors":
+            import bcosvit
+
+            bcosvit.load(path)
+        case ".ckpt":
+            from bcosvit.train.checkpoints import read_checkpoint
+
+            read_checkpoint(path)
+        case ".json":
+            json.loads(path.read_text())
+        case ".csv":
+            text = path.read_text()
+            rows = list(csv.reader(text.splitlines()))
+            assert text.endswith("\n") and len({len(row) for row in rows}) == 1, "ragged"
+        case ".png" | ".jpg":
+            from bcosvit.data.images import read_image
+
+            read_image(path)
+        case ".npz":
+            with zipfile.ZipFile(path) as archive:
+                assert archive.testzip() is None
+        case ".html":
+            assert path.read_text().rstrip().endswith("</html>"), "no end"
+        case ".svg":
+            assert path.read_text().rstrip().endswith("</svg>"), "no end"
+        case ".onnx":
+            import onnx
+
+            onnx.checker.check_model(onnx.load(path))
+        case ".yaml":
+            import yaml
+
+            assert isinstance(yaml.safe_load(path.read_text()), dict)
+        case ".md" | ".txt":
+            assert path.read_text().endswith("\n"), "no end"
+
+
+def visible(folder: Path) -> list[Path]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    hidden = [any(part.startswith(".") for part in p.relative_to(folder).parts) for p in found]
+    return [path for path, is_hidden in zip(found, hidden, strict=True) if not is_hidden]
+
+
+def broken(folder: Path) -> list[str]:
+    """What is there but not whole."""
+    wrong = []
+    for path in visible(folder):
+        if path.suffix == ".lock" or "events.out" in path.name or path.name.startswith("cache."):
+            continue  # a log that grows, and a file that records which of its parts are done
+        try:
+            check_file(path)
+        except Exception as error:
+            wrong.append(f"{path.relative_to(folder)}: {type(error).__name__} {str(error)[:150]}")
+    return wrong
+
+
+def differences(command: Command, one: Path, other: Path) -> list[str]:
+    """Files that only one of two folders has, or that should be the same and are not."""
+    names = [{str(path.relative_to(f)) for path in visible(f)} for f in (one, other)]
+    own = {name for name in names[0] ^ names[1] if "events.out" not in name}
+    found = [f"only one has {name}" for name in sorted(own) if not name.endswith(".lock")]
+    for name in sorted(names[0] & names[1]):
+        if name.endswith(command.same):
+            a, b = ((folder / name).read_bytes() for folder in (one, other))
+            if name.endswith((".csv", ".json")):
+                texts = (x.decode() for x in (a, b))
+                pairs = zip(texts, (one, other), strict=True)
+                a, b = (TIMES.sub("", t.replace(str(f), "")).encode() for t, f in pairs)
+            if a != b:
+                found.append(f"{name} differs")
+    return found
+
+
+# --- What goes wrong
+
+
+def kill(command: Command, out: Path, seconds: float) -> bool:
+    """Starts the command and kills it and its workers; False if it was done before."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        arguments(command, out),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return True
+    return False
+
+
+def one_sentence(done: subprocess.CompletedProcess) -> list[str]:
+    """What is wrong with how a command refused."""
+    text = (done.stdout + done.stderr).strip()
+    if done.returncode == 0:
+        return ["it succeeded"]
+    return [f"traceback: {text[-300:]}"] if "Traceback" in text else []
+
+
+INSIDE = """
+set -e
+mount -t tmpfs -o size={size} tmpfs {disk}
+{before}
+set +e
+{command}
+code=$?
+{checker} --inspect {disk} || exit 99
+exit $code
+"""
+
+
+def on_disk(command: Command, work: Path, size: str, read_only: bool) -> tuple[list[str], str]:
+    """Runs the command on a memory file system; what is wrong, and what it said."""
+    disk = work / "disk"
+    disk.mkdir(exist_ok=True)
+    script = INSIDE.format(
+        size=size,
+        disk=disk,
+        before=f"mount -o remount,ro {disk}" if read_only else "",
+        command=" ".join(f"'{part}'" for part in arguments(command, disk)),
+        checker=f"'{sys.executable}' '{__file__}'",
+    )
+    done = run(["unshare", "-Urm", "sh", "-c", script])
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode == 99:
+        return [f"a file is not whole: {said[-300:]}"], said
+    return one_sentence(done), said
+
+
+def two_at_once(command: Command, reference: Path, out: Path) -> tuple[list[str], str]:
+    """Starts the command twice with one folder: one may refuse, but what is left is whole."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = arguments(command, out)
+    both = [
+        subprocess.Popen(
+            line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for _ in range(2)
+    ]
+    texts = [process.communicate(timeout=900)[0] for process in both]
+    codes = [process.returncode for process in both]
+    wrong = [f"traceback: {text[-200:]}" for text in texts if "Traceback" in text]
+    if 0 not in codes:
+        wrong.append("neither succeeded")
+    if command.alone and codes == [0, 0]:
+        wrong.append("the second one was not refused")
+    return wrong + broken(out) + differences(command, reference, out), f"exit codes {codes}"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--inspect"]:
+        wrong = broken(Path(sys.argv[2]))
+        print("\n".join(wrong))
+        raise SystemExit(bool(wrong))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="some of the commands, separated by commas")
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    findings: list[str] = []
+
+    def report(title: str, wrong: list[str], note: str = "") -> None:
+        print(f"{title}: {'fine' if not wrong else '; '.join(wrong)} {note}".rstrip(), flush=True)
+        findings.extend(f"{title}: {text}" for text in wrong)
+
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        work = Path(name)
+        prepare(work)
+        every = commands(work)
+        if options.only:
+            every = [command for command in every if command.name in options.only.split(",")]
+        whole, seconds = {}, {}
+        for command in every:
+            out = work / f"{command.name}-whole"
+            start = time.monotonic()
+            done = run(arguments(command, out))
+            seconds[command.name] = time.monotonic() - start
+            whole[command.name] = out
+            wrong = [f"exit {done.returncode}: {done.stderr[-400:]}"] if done.returncode else []
+            report(
+                f"{command.name} in peace", wrong + broken(out), f"{seconds[command.name]:.0f} s"
+            )
+        killed = 0
+        for number in range(options.kills):
+            command = every[number % len(every)]
+            # Imports take the first part of every command, in which there is nothing to lose.
+            moment = seconds[command.name] * draw.uniform(0.25, 1.0)
+            out = work / f"{command.name}-{number}"
+            killed += kill(command, out, moment)
+            wrong = [f"after the kill {text}" for text in broken(out)] if out.exists() else []
+            begun = command.again is not None and (out / "run" / "run.yaml").exists()
+            done = run(arguments(command, out, again=begun))
+            if done.returncode:
+                wrong.append(f"it does not continue: {(done.stdout + done.stderr)[-400:]}")
+            else:
+                wrong += broken(out) + differences(command, whole[command.name], out)
+            report(f"{command.name} killed after {moment:.1f} s", wrong)
+            shutil.rmtree(out, ignore_errors=True)
+        print(f"{killed} of {options.kills} commands were running when they were killed")
+        for command in every:
+            if shutil.which("unshare"):
+                size = "4k" if command.name != "train" else "64k"
+                report(f"{command.name} on a full disk", *on_disk(command, work, size, False))
+                report(f"{command.name} on a read-only disk", *on_disk(command, work, "64k", True))
+            out = work / f"{command.name}-two"
+            report(f"{command.name} twice at once", *two_at_once(command, whole[command.name], out))
+    print(f"{len(findings)} findings")
+    raise SystemExit(bool(findings))
+
+
+if __name__ == "__main__":
+    main()
