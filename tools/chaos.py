@@ -65,7 +65,8 @@ def commands(work: Path) -> list[Command]:
     train = [SIZE, "--out", "{out}/run", *settings(epochs=4, batch_size=16, num_workers=1)]
     train += settings(checkpoint_steps=2, explain_every=2, localize_every=2)
     evaluate = ["--weights", weights, "--data", SIZE, "--out", "{out}", "--grids", "4"]
-    evaluate += ["--images", "4", "--device", "cpu"]
+    # An untrained model has no confident images for the grid pointing game.
+    evaluate += ["--images", "4", "--device", "cpu", "--metrics", "accuracy,perturbation,masks"]
     explain = [str(work / "pictures"), "--weights", weights, "--out", "{out}/report.html"]
     explain += ["--npz", "{out}/arrays", "--png", "{out}/maps", "--json", "{out}/sums.json"]
     small = {
