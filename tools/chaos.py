@@ -66,12 +66,13 @@ def commands(work: Path) -> list[Command]:
     train += settings(checkpoint_steps=2, explain_every=2, localize_every=2)
     evaluate = ["--weights", weights, "--data", SIZE, "--out", "{out}", "--grids", "4"]
     # An untrained model has no confident images for the grid pointing game.
-    evaluate += ["--images", "4", "--device", "cpu", "--metrics", "accuracy,perturbation,masks"]
+    evaluate += ["--images", "4", "--device", "cpu", "--metrics", "accuracy,perturbation"]
     explain = [str(work / "pictures"), "--weights", weights, "--out", "{out}/report.html"]
     explain += ["--npz", "{out}/arrays", "--png", "{out}/maps", "--json", "{out}/sums.json"]
     small = {
         "epochs": 2,
         "backbone.epochs": 1,
+        "warmup_epochs": 0,
         "batch_size": 16,
         "image_size": 32,
         "model.width": 16,
