@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint demo docs mutants fuzz clean
+.PHONY: test test-slow lint demo docs mutants fuzz chaos soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,14 @@ mutants: $(READY)
 # 20,000 damaged pictures and 2,000 hostile weights files, each with limits; ten minutes on 2 cores.
 fuzz: $(READY)
 	$(BIN)/python tools/fuzz.py
+
+# Kills, full disks and second writers; a quarter of an hour.
+chaos: $(READY)
+	$(BIN)/python tools/chaos.py
+
+# Whether memory and open files stay flat; half an hour.
+soak: $(READY)
+	$(BIN)/python tools/soak.py
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py
