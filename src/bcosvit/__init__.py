@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bcosvit.api import Comparison, ImageAttribution, explain
     from bcosvit.attribution import Attribution, Explainer, Top, explainers, register_explainer
+    from bcosvit.auditing.run import audit
     from bcosvit.models import (
         BcosifySchedule,
         DenseNetConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "Predictor",
     "StemConfig",
     "Top",
+    "audit",
     "bcosify",
     "create_model",
     "explain",
@@ -66,6 +68,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("explaining", "frozen_view"), "nn"),
     **dict.fromkeys(("Explanation", "Predictor"), "predictor"),
+    "audit": "auditing.run",
     "bcosify": "models.bcosify",
 }
 """The modules of public names that are not in ``models``."""

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from bcosvit import __version__
 from bcosvit.cli import (
+    audit,
     bcosify,
     doctor,
     evaluate,
@@ -31,6 +32,7 @@ for command in (
     explain.explain,
     train.train,
     evaluate.evaluate,
+    audit.audit,
     reproduce.reproduce,
     export.export,
     bcosify.bcosify,

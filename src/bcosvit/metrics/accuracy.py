@@ -1,5 +1,7 @@
 """Accuracy, and the predictions of all images, by which other metrics choose theirs."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,6 +58,66 @@ class AccuracyResult(MetricResult):
 
     def facts(self) -> dict[str, Estimate]:
         return {"Top-1 accuracy": self.top1, "Top-5 accuracy": self.top5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAccuracy:
+    """How often the pictures of one class are recognized."""
+
+    label: int
+    images: int
+    correct: int
+    low: float
+    """The ends of Wilson's 95 % interval."""
+    high: float
+    taken_for: tuple[tuple[int, int], ...]
+    """The other classes that are predicted and how often, most often first."""
+
+    @property
+    def mean(self) -> float:
+        return self.correct / self.images
+
+
+def class_accuracies(labels: Sequence[int], predicted: Sequence[int]) -> list[ClassAccuracy]:
+    """Computes the accuracy of every class that has pictures.
+
+    Args:
+        labels: The class of each picture.
+        predicted: What is predicted for it.
+
+    Returns:
+        One entry per class, with Wilson's intervals, which hold for few pictures as well.
+
+    Examples:
+        >>> [found.mean for found in class_accuracies([0, 0, 1], [0, 1, 1])]
+        [0.5, 1.0]
+    """
+    counts: dict[int, Counter[int]] = {}
+    for label, other in zip(labels, predicted, strict=True):
+        counts.setdefault(int(label), Counter())[int(other)] += 1
+    found = []
+    for label, row in sorted(counts.items()):
+        images, correct = row.total(), row.pop(label, 0)
+        low, high = _wilson(correct, images)
+        ordered = sorted(row.items(), key=lambda item: (-item[1], item[0]))
+        found.append(
+            ClassAccuracy(
+                label=label,
+                images=images,
+                correct=correct,
+                low=low,
+                high=high,
+                taken_for=tuple(ordered),
+            )
+        )
+    return found
+
+
+def _wilson(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    share, scale = hits / count, 1 + z * z / count
+    middle = (share + z * z / (2 * count)) / scale
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @register_metric("accuracy")

@@ -126,7 +126,7 @@ def evaluate_weights(
         raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
     # A folder that cannot be written is found before the work.
     make_folder(out)
-    with _progress(console) as progress:
+    with progress_bars(console) as progress:
         found = evaluate(
             predictor.model,
             pictures,
@@ -244,7 +244,7 @@ def _with_options(metric: Metric, options: Mapping[str, Any]) -> Metric:
 
 
 @contextmanager
-def _progress(console: Console | None) -> Iterator[Progress | None]:
+def progress_bars(console: Console | None) -> Iterator[Progress | None]:
     """Progress bars, one for each pass over the data."""
     if console is None:
         yield None
