@@ -118,7 +118,7 @@ def evaluate_weights(
         for metric in METRICS.pick(metrics if named else "all").values()
         if metric.default or metrics.strip() != DEFAULT_METRICS
     ]
-    left_out = obstacles(wanted, predictor.model, pictures, has_masks=masks is not None)
+    left_out = obstacles(wanted, predictor.model, pictures, has_masks=inside is not None)
     if not named:
         wanted = [metric for metric in wanted if metric.name not in left_out]
     elif left_out:
