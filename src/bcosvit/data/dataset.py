@@ -333,13 +333,19 @@ class SourceKind:
     matches: Callable[[str | Path], bool]
     """Whether a text or a path is of this kind."""
     open: Opener
+    drawn: bool = False
+    """Whether images are drawn instead of read."""
 
 
 SOURCES: Registry[SourceKind] = Registry(kind="kind of data", group="bcosvit.sources")
 
 
 def register_source(
-    name: str, *, syntax: str, matches: Callable[[str | Path], bool] | None = None
+    name: str,
+    *,
+    syntax: str,
+    matches: Callable[[str | Path], bool] | None = None,
+    drawn: bool = False,
 ) -> Callable[[Opener], Opener]:
     """Registers a function that opens a kind of data, so that `open_source` understands it.
 
@@ -349,6 +355,7 @@ def register_source(
         syntax: How the text looks, for help and error messages.
         matches: Whether a text or a path is of this kind. The kind that was registered last is
             asked first.
+        drawn: Whether images are drawn instead of read.
 
     Returns:
         A decorator for a function of the text and the `SourceOptions` that returns a `Source`.
@@ -371,7 +378,7 @@ def register_source(
         return isinstance(data, str) and has_scheme
 
     def decorator(function: Opener) -> Opener:
-        kind = SourceKind(syntax=syntax, matches=matches or by_scheme, open=function)
+        kind = SourceKind(syntax=syntax, matches=matches or by_scheme, open=function, drawn=drawn)
         SOURCES.register(name, origin=function)(kind)
         return function
 
@@ -381,6 +388,12 @@ def register_source(
 def source_syntax() -> str:
     """Returns how the text of each kind of data looks, for help texts."""
     return "; ".join(kind.syntax for _, kind in SOURCES.items())
+
+
+def is_drawn(data: str | Path) -> bool:
+    """Returns whether a text or a path stands for drawn images."""
+    kinds = (kind for _, kind in reversed(SOURCES.items()) if kind.matches(data))
+    return next((kind.drawn for kind in kinds), False)
 
 
 def open_source(

@@ -116,6 +116,14 @@ class Classifier(nn.Module, Generic[C]):
         """The map [n, c, h, w] at the end of every stage that ``config.feature_info`` lists."""
         raise NotImplementedError
 
+    def head_inputs(self, encoded: Tensor) -> Tensor:
+        """What the head takes: all that depends on other weights than the head's own."""
+        raise ValueError(f"A {self.config.noun} does not say what its head takes.")
+
+    def from_head_inputs(self, inputs: Tensor) -> Tensor:
+        """Logits from what `head_inputs` returns."""
+        raise ValueError(f"A {self.config.noun} does not say what its head takes.")
+
     def get_classifier(self) -> nn.Module:
         """The head."""
         return getattr(self, self.head_name)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bcosvit.models import taps
 from bcosvit.models.base import Classifier, LogitLayer
 from bcosvit.models.config import BcosifiedConfig, ModelConfig
 from bcosvit.models.network import Network, Program
@@ -70,6 +71,12 @@ class Bcosified(Classifier[BcosifiedConfig]):
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.network.features(self.encoding(images))
+
+    def head_inputs(self, encoded: Tensor) -> Tensor:
+        return taps.around(self.network, self.config.head)[0](self.network, encoded)
+
+    def from_head_inputs(self, inputs: Tensor) -> Tensor:
+        return self.logit(taps.around(self.network, self.config.head)[1](self.network, inputs))
 
     def get_classifier(self) -> nn.Module:
         return self.network.get_submodule(self.config.head)

@@ -123,7 +123,11 @@ class DenseHead(nn.Module):
         self.classifier = _conv(config.width_at(len(config.blocks)), config.num_classes, 1, config)
 
     def forward(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(features)).mean((2, 3))
+        return self.from_head_inputs(self.features(features))
+
+    def from_head_inputs(self, inputs: Tensor) -> Tensor:
+        """The same from what ``features`` returns."""
+        logits: Tensor = self.classifier(inputs).mean((2, 3))
         return logits
 
 
@@ -158,13 +162,18 @@ class DenseNet(Classifier[DenseNetConfig]):
         self.logit = LogitLayer(config.logit_scale, config.logit_bias)
 
     def from_encoded(self, encoded: Tensor) -> Tensor:
+        return self.from_head_inputs(self.head_inputs(encoded))
+
+    def head_inputs(self, encoded: Tensor) -> Tensor:
         features = self.features(encoded)
         if self.config.flavor == "conventional":
-            logits = self.classifier(features.relu().mean((2, 3)))
-        else:
-            # B-cos models classify every position, then average (as the authors' do).
-            logits = self.classifier(features).mean((2, 3))
-        return self.logit(logits)
+            features = features.relu().mean((2, 3))
+        return features
+
+    def from_head_inputs(self, inputs: Tensor) -> Tensor:
+        logits = self.classifier(inputs)
+        # B-cos models classify every position, then average (as the authors' do).
+        return self.logit(logits if logits.ndim == 2 else logits.mean((2, 3)))
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.features(self.encoding(images))

@@ -7,10 +7,11 @@ later is a network that takes the map.
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcosvit.messages import and_more, printable
@@ -27,6 +28,8 @@ MOST_NUMBERS = 2**40
 """In a tensor of the batch, at the largest image that shapes are computed for."""
 
 Shapes = dict[int, tuple[int, ...]]
+Run = Callable[[nn.Module, Tensor], Tensor]
+"""Takes the network whose layers are used, and its input or that of a part."""
 
 
 class _Bounded(TorchDispatchMode):
@@ -209,6 +212,34 @@ def halves(program: Program, number: int) -> tuple[Program, Program] | None:
     # A program's input is the result 0, here the map; it has as many samples as the image.
     moved = [_renamed(i, number) for i in (*copied, *rest)]
     return front(program, number), _part(program, moved, features=moved[-1][0])
+
+
+def around(network: Network, path: str) -> tuple[Run, Run]:
+    """What a network computes before and from a layer on, with the network's own layers.
+
+    Args:
+        network: The network, which both functions take first.
+        path: The path of the layer.
+
+    Returns:
+        A function from the network's input to the layer's, and one from there to the result.
+
+    Raises:
+        ValueError: The layer is used several times, or the network cannot be cut before it.
+    """
+    program = network.program
+    known: dict[str, tuple[Run, Run]] = program.__dict__.setdefault("_around", {})
+    if path not in known:
+        calls = [i for i in program.instructions if i[1] == "layer" and i[2] == path]
+        inputs = variables_in(calls[0][3][:1]) if len(calls) == 1 else set()
+        parts = halves(program, inputs.pop()) if len(inputs) == 1 else None
+        if parts is None:
+            raise ValueError(
+                f"The network cannot be cut before its layer {path}; train it as a whole, with "
+                f"another recipe."
+            )
+        known[path] = (compiled(parts[0]), compiled(parts[1]))
+    return known[path]
 
 
 def _is_cut(program: Program, number: int) -> bool:

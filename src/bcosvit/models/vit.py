@@ -201,6 +201,28 @@ class VisionTransformer(Classifier[ModelConfig]):
         maps = tokens.transpose(1, 2).unflatten(2, grid or self.config.grid)
         return self.logit(self.head(maps))
 
+    def head_inputs(self, encoded: Tensor) -> Tensor:
+        self._check_size(encoded)
+        features = self.tokenizer.backbone(encoded)
+        patch = self.config.patch
+        tokens = self._transformed(self.tokenizer.from_features(features))
+        if not self.config.keep_head:
+            return tokens.mean(1)
+        grid = (features.shape[-2] // patch, features.shape[-1] // patch)
+        maps = tokens.transpose(1, 2).unflatten(2, grid)
+        if isinstance(self.head, DenseHead):
+            return self.head.features(maps)
+        assert isinstance(self.head, Network)
+        return taps.around(self.head, _last_layer(self.config))[0](self.head, maps)
+
+    def from_head_inputs(self, inputs: Tensor) -> Tensor:
+        if not self.config.keep_head:
+            return self.logit(self.head(inputs))
+        if isinstance(self.head, DenseHead):
+            return self.logit(self.head.from_head_inputs(inputs))
+        assert isinstance(self.head, Network)
+        return self.logit(taps.around(self.head, _last_layer(self.config))[1](self.head, inputs))
+
     def get_classifier(self) -> nn.Module:
         if not self.config.keep_head:
             return self.head

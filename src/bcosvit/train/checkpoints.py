@@ -21,6 +21,7 @@ from lightning.fabric.utilities.types import _PATH
 
 from bcosvit.files import atomic
 from bcosvit.models.base import Classifier, load
+from bcosvit.models.bcosify import Bcosified
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.hub import locate
@@ -170,6 +171,9 @@ def initialize(model: Classifier[Any], path: str | Path) -> str:
     if found.num_classes == model.config.num_classes:
         load_state(model, state, source=str(path))
         return f"The model starts from {path}."
+    if isinstance(model, Bcosified):
+        # Unlike those of other models, its weights have no values before they are loaded.
+        model.reset_classifier(model.config.num_classes)
     head = next(name for name, part in model.named_modules() if part is model.get_classifier())
     new = {k: t for k, t in model.state_dict().items() if k.startswith(f"{head}.")}
     loaded = {k: t for k, t in state.items() if not k.startswith(f"{head}.")}

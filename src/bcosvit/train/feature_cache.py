@@ -1,9 +1,11 @@
-"""Features of a frozen backbone, computed once and then read from disk or from device memory.
+"""Features of a frozen part of a model, computed once and then read from disk or device memory.
 
 A frozen backbone returns the same features for the same view of an image in every epoch.
 `FeatureCache.build` therefore passes k augmented views of each image through it once and stores the
 features; training then calls `model.from_features` and runs at the speed of the transformer alone.
-In return there is less variety: the augmentations of an image repeat every k epochs.
+In return there is less variety: the augmentations of an image repeat every k epochs. Where the
+head alone is trained, the frozen part is all of the model up to the head, and training calls
+`model.from_head_inputs`.
 
 A cache is a folder with three files, and a fourth to lock:
 
@@ -41,13 +43,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bcosvit.data.dataset import Split
 from bcosvit.files import atomic
-from bcosvit.models.base import AnyModel
+from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.models.config import ModelConfig, StemConfig
+from bcosvit.models.registry import to_dict
 from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn import prepared_view
 from bcosvit.train.callbacks import progress_bar
@@ -72,8 +75,8 @@ Progress = Callable[[int, int], None]
 
 
 def bytes_needed(config: ModelConfig, images: int, views: int) -> int:
-    """Returns the size on disk of a cache of so many images and views."""
-    return _layout(config, images, views).bytes
+    """Returns the size on disk of a cache of a backbone's features of so many images and views."""
+    return Layout(images=images, views=views, shape=_backbone_shape(config)).bytes
 
 
 def view_of(index: int, *, epoch: int, views: int, seed: int = 0) -> int:
@@ -96,7 +99,7 @@ class Layout:
 
     images: int
     views: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     """Shape of the features of one view."""
 
     @property
@@ -203,7 +206,8 @@ class CacheFolder:
             )
         # Below 2⁻¹⁰⁰ the scale itself would leave float32; such features count as zero.
         rows["scale"] = np.ldexp(np.float32(1), np.maximum(np.frexp(peaks)[1], -100) - 15)
-        scale = torch.from_numpy(rows["scale"].copy()).to(features.device).view(-1, 1, 1, 1)
+        scale = torch.from_numpy(rows["scale"].copy()).to(features.device)
+        scale = scale.view(-1, *[1] * len(self.layout.shape))
         rows["features"] = (features / scale).half().cpu().numpy()
         _write_rows(self.folder / FEATURES, rows, records)
         _write_rows(self.folder / DONE, np.ones(len(records), np.uint8), records)
@@ -336,12 +340,13 @@ class FeatureCache(Dataset[Sample]):
     @classmethod
     def build(
         cls,
-        model: VisionTransformer,
+        model: AnyModel,
         source: ViewSource,
         *,
         views: int,
         folder: str | Path,
         max_bytes: int,
+        head_only: bool = False,
         batch_size: int = 32,
         num_workers: int = 0,
         device: torch.device | str = "cpu",
@@ -354,11 +359,12 @@ class FeatureCache(Dataset[Sample]):
         Neither the model nor any random state is changed.
 
         Args:
-            model: A model with a frozen backbone.
+            model: A model with a frozen backbone, or any model with ``head_only``.
             source: The images.
             views: Views per image.
             folder: The folder of the cache.
             max_bytes: Largest size of the cache on disk.
+            head_only: Whether the features are what the model's head takes.
             batch_size: Views per forward pass.
             num_workers: Processes that load images.
             device: Where the backbone runs.
@@ -373,20 +379,16 @@ class FeatureCache(Dataset[Sample]):
         for name, value in {"views": views, "batch_size": batch_size, "images": images}.items():
             if value < 1:
                 raise ValueError(f"{name} = {value} is not allowed for a cache: give at least 1.")
-        if model.tokenizer.trains_backbone:
-            raise ValueError(
-                "The backbone is trained, so that its features change with every step; "
-                "set train_backbone=False, or train without a cache."
-            )
-        layout = _layout(model.config, images, views)
+        part = frozen_part(model, head_only=head_only)
+        layout = Layout(images=images, views=views, shape=part.shape)
         check_space(folder, layout, max_bytes)
         dataset = _Views(source, views, model.config.image_size)
-        made_of = _made_of(model, source, dataset)
+        made_of = _made_of(model, part, source, dataset)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / LOCK):
             files = CacheFolder.create(folder, layout, made_of)
             if not files.done().all():
-                _compute(files, model, dataset, batch_size, num_workers, device, progress)
+                _compute(files, part, dataset, batch_size, num_workers, device, progress)
         return cls(folder)
 
     @property
@@ -395,7 +397,7 @@ class FeatureCache(Dataset[Sample]):
         return self._files.layout.views
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of the features of one view."""
         return self._files.layout.shape
 
@@ -453,9 +455,79 @@ class _MissingBatches:
                 yield (start + missing).tolist()
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrozenPart:
+    """The part of a model that is computed once per view."""
+
+    module: nn.Module
+    """Contains the part."""
+    features: Callable[[nn.Module, Tensor], Tensor]
+    """What the part computes, from the module, or a view or copy of it, and images."""
+    shape: tuple[int, ...]
+    """Of the features of one view."""
+    structure: list[Any]
+    """What distinguishes the part from others, besides its weights."""
+    state: dict[str, Tensor]
+    """Its weights."""
+
+
+def frozen_part(model: AnyModel, *, head_only: bool) -> FrozenPart:
+    """Returns the part of a model whose features are cached.
+
+    Args:
+        model: The model.
+        head_only: Whether the head alone is trained; else the part is a transformer's backbone.
+
+    Raises:
+        ValueError: The part is trained.
+    """
+    if head_only:
+        return _up_to_the_head(model)
+    assert isinstance(model, VisionTransformer)
+    if model.tokenizer.trains_backbone:
+        raise ValueError(
+            "The backbone is trained, so that its features change with every step; "
+            "set train_backbone=False, or train without a cache."
+        )
+    config = model.config
+    structure: list[Any] = [config.family, config.tap, dataclasses.asdict(config.backbone)]
+    if isinstance(config.backbone, StemConfig):
+        structure += [config.b, config.maxout, config.eps]
+    encoding, backbone = model.encoding, model.tokenizer.backbone
+    return FrozenPart(
+        module=nn.ModuleDict({"encoding": encoding, "backbone": backbone}),
+        features=lambda part, images: part["backbone"](part["encoding"](images)),  # type: ignore[index]
+        shape=_backbone_shape(config),
+        structure=structure,
+        state=backbone.state_dict(),
+    )
+
+
+def _up_to_the_head(model: AnyModel) -> FrozenPart:
+    head = model.get_classifier()
+    own = {f"{name}." for name, part in model.named_modules() if part is head}
+    state = {k: t for k, t in model.state_dict().items() if not k.startswith(tuple(own))}
+
+    def features(model: nn.Module, images: Tensor) -> Tensor:
+        assert isinstance(model, Classifier)
+        return model.head_inputs(model.encoding(images))
+
+    first = next(model.parameters())
+    image = torch.zeros(1, 3, *model.config.image_size).to(first)
+    with torch.inference_mode():
+        shape = features(prepared_view(model), image).shape[1:]
+    return FrozenPart(
+        module=model,
+        features=features,
+        shape=tuple(shape),
+        structure=["head", to_dict(model.config)],
+        state=state,
+    )
+
+
 def _compute(
     files: CacheFolder,
-    model: VisionTransformer,
+    part: FrozenPart,
     dataset: _Views,
     batch_size: int,
     num_workers: int,
@@ -465,9 +537,8 @@ def _compute(
     """Computes and writes the missing records; a GPU computes a batch while the one before it is
     written."""
     device = torch.device(device)
-    encoding = copy.deepcopy(model.encoding).to(device)
     # Unit weights are computed once, not per batch.
-    backbone = prepared_view(copy.deepcopy(model.tokenizer.backbone).to(device))
+    module = prepared_view(copy.deepcopy(part.module).to(device))
     done = files.done()
     batches, finished = _MissingBatches(done, batch_size), int(done.sum())
     # A loader without a generator draws from torch's global one.
@@ -486,7 +557,7 @@ def _compute(
     with ThreadPoolExecutor(1) as pool:
         for records, (images, labels) in zip(batches, loader, strict=True):
             with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-                features = backbone(encoding(images.to(device))).float()
+                features = part.features(module, images.to(device)).float()
             if pending is not None:
                 pending.result()
             if _overlaps(device):
@@ -502,18 +573,15 @@ def _overlaps(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _layout(config: ModelConfig, images: int, views: int) -> Layout:
+def _backbone_shape(config: ModelConfig) -> tuple[int, int, int]:
     # The grid of patches of one position is the grid of the features.
-    grid = dataclasses.replace(config, patch=1).grid
-    return Layout(images=images, views=views, shape=(config.feature_width, *grid))
+    return (config.feature_width, *dataclasses.replace(config, patch=1).grid)
 
 
-def _made_of(model: VisionTransformer, source: ViewSource, dataset: _Views) -> dict[str, str]:
+def _made_of(
+    model: AnyModel, part: FrozenPart, source: ViewSource, dataset: _Views
+) -> dict[str, str]:
     """Returns digests of everything that features depend on, by their names in error messages."""
-    config = model.config
-    structure: list[Any] = [config.family, config.tap, dataclasses.asdict(config.backbone)]
-    if isinstance(config.backbone, StemConfig):
-        structure += [config.b, config.maxout, config.eps]
     # Some images are compared as well, in case the identity leaves something out.
     last = len(dataset) - 1
     probes = {n: dataset[n] for n in sorted({last * part // 7 for part in range(8)})}
@@ -524,9 +592,9 @@ def _made_of(model: VisionTransformer, source: ViewSource, dataset: _Views) -> d
         )
     labels = {n: label for n, (_, label) in probes.items()}
     return {
-        "backbone": _digest(json.dumps(structure), model.tokenizer.backbone.state_dict()),
+        "backbone": _digest(json.dumps(part.structure), part.state),
         "encoding": _digest(type(model.encoding).__name__, dict(model.encoding.named_buffers())),
-        "image size": "×".join(map(str, config.image_size)),
+        "image size": "×".join(map(str, model.config.image_size)),
         "data, transform or seed": _digest(source.identity, {}),
         "pictures": _digest(repr(labels), {str(n): image for n, (image, _) in probes.items()}),
     }
@@ -589,14 +657,15 @@ class DeviceFeatureDataset(Dataset[Batch]):
         self.images, self.views, self.device = len(cache), cache.views, torch.device(device)
         records = self.images * self.views
         self.features = torch.empty(records, *cache.shape, dtype=torch.float16, device=device)
-        self.scales = torch.empty(records, 1, 1, 1, device=device)
+        ones = [1] * len(cache.shape)
+        self.scales = torch.empty(records, *ones, device=device)
         self.labels = torch.empty(records, dtype=torch.long, device=device)
         step = max(1, CHUNK // self.features[0].nbytes)
         for start in range(0, records, step):
             stop = min(start + step, records)
             features, scales, labels = cache.stored(start, stop)
             self.features[start:stop] = features.to(device)
-            self.scales[start:stop, 0, 0, 0] = scales.to(device)
+            self.scales[start:stop] = scales.to(device).view(-1, *ones)
             self.labels[start:stop] = labels.to(device)
             if progress is not None:
                 progress(stop, records)
@@ -622,7 +691,8 @@ class DeviceFeatureDataset(Dataset[Batch]):
 
 def check_cache(plan: Plan) -> None:
     """Raises ``ValueError`` where the plan asks for a cache that its model cannot use."""
-    if plan.recipe.cache_views and getattr(plan.model, "train_backbone", True):
+    frozen = plan.recipe.head_only or not getattr(plan.model, "train_backbone", True)
+    if plan.recipe.cache_views and not frozen:
         raise ValueError(
             f"cache_views = {plan.recipe.cache_views} is not allowed: the backbone is trained, so "
             f"that its features change with every step; leave it out, or set train_backbone=False."
@@ -642,14 +712,15 @@ def feature_datasets(
     The first process computes; the others wait and then read. Each process copies all features to
     its device or none; ``log`` gets a message where they would not fit.
     """
-    assert isinstance(model, VisionTransformer)
     recipe = plan.recipe
+    shape = frozen_part(model, head_only=recipe.head_only).shape
     place = Path(recipe.cache_folder) if recipe.cache_folder else folder / "features"
     # Validation first: the rest of the allowed bytes is for training.
     left = int(recipe.cache_gigabytes * 1e9)
     on_gpu = device.type == "cuda"
     wanted = (("val", splits[1], 1), ("train", splits[0], recipe.cache_views))
-    needed = sum(bytes_needed(model.config, len(split), views) for _, split, views in wanted)
+    layouts = {n: Layout(images=len(split), views=v, shape=shape) for n, split, v in wanted}
+    needed = sum(layout.bytes for layout in layouts.values())
     # Decided before hours are spent on features that would then not fit.
     on_device = fits_on_device(recipe.cache_on_device, needed, device, log)
     found: dict[str, BatchDataset] = {}
@@ -661,13 +732,14 @@ def feature_datasets(
                 views=views,
                 folder=place / name,
                 max_bytes=left,
+                head_only=recipe.head_only,
                 num_workers=recipe.num_workers,
-                # A GPU needs larger batches to be busy.
-                batch_size=128 if on_gpu else 32,
+                # A GPU needs large batches to be busy, the caches of a CPU small ones.
+                batch_size=128 if on_gpu else 4,
                 device="cuda" if on_gpu else "cpu",
                 progress=progress,
             )
-        left -= bytes_needed(model.config, len(split), views)
+        left -= layouts[name].bytes
         if on_device:
             with progress_bar(f"{name} features to {device}") as progress:
                 found[name] = DeviceFeatureDataset(cache, recipe.seed, device, progress)

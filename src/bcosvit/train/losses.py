@@ -97,6 +97,18 @@ class CrossEntropy(Loss):
         return F.cross_entropy(logits, target, reduction="none")
 
 
+@register_loss("auto")
+class ByActivation(Loss):
+    """``bce`` for a model whose probabilities are sigmoids, ``ce`` for one with a softmax."""
+
+    def setup(self, model: Classifier[Any], device: torch.device) -> None:
+        sigmoid = model.config.activation == "sigmoid"
+        self.chosen: Loss = BinaryCrossEntropy() if sigmoid else CrossEntropy()
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return self.chosen(logits, batch)
+
+
 @register_loss("distillation")
 class Distillation(Loss):
     """Imitates a teacher: the recipe's ``teacher``, an unchanging model that sees the same images.

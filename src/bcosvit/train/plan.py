@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 import bcosvit
-from bcosvit.data.dataset import Source, open_source
+from bcosvit.data.dataset import Source, is_drawn, open_source
 from bcosvit.files import atomic
 from bcosvit.models.bcosify import converted_part
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig
@@ -33,7 +33,9 @@ from bcosvit.train.losses import LOSSES
 from bcosvit.train.recipe import RECIPES, RENAMED_FIELDS, Recipe, get_recipe
 
 RECORD = "run.yaml"
-DEFAULT_RECIPE = "quick"
+DEFAULT_RECIPE, TRANSFER_RECIPE = "quick", "transfer"
+"""The recipes where none is named: for a model that is named, or for drawn images; and for images
+of your own, which need more than a small model from scratch."""
 SPLIT_SEED = 0
 """Seed of the validation split where the data have none: the same for all seeds of a recipe, so
 that results can be compared."""
@@ -190,6 +192,8 @@ def resolve(
         data = previous.data
     model_options = {k[6:]: v for k, v in settings.items() if k.startswith("model.")}
     fields = {k: v for k, v in settings.items() if not k.startswith("model.")}
+    if recipe is None and previous is None and not _is_drawn(data) and model is None:
+        recipe = TRANSFER_RECIPE
     recipe_name, recipe = _recipe(recipe, fields, previous)
     source = (
         data
@@ -214,6 +218,8 @@ def resolve(
         )
     # They are written into the weights, which are refused with names that cannot be shown.
     check_class_names(classes, source.name)
+    if model is None and init is None and recipe_name in RECIPES:
+        init = RECIPES.get(recipe_name).init
     if model is None and init is not None:
         model = config_of(init)
     if model is None and recipe_name in RECIPES:
@@ -255,6 +261,12 @@ def _recipe(
     return recipe, get_recipe(recipe, **fields)
 
 
+def _is_drawn(data: str | Path | Source) -> bool:
+    if isinstance(data, Source):
+        return data.train.reader.drawn
+    return isinstance(data, str) and is_drawn(data)
+
+
 def _model(
     model: str | Config | None, options: dict[str, Any], recipe: Recipe, data: str, classes: int
 ) -> Config:
@@ -267,10 +279,8 @@ def _model(
     given = {name: options[name] for name in ("backbone",) if name in options}
     kind = named_config(model, **given) if isinstance(model, str) else model
     if isinstance(kind, BcosifiedConfig) and kind.num_classes != classes:
-        raise ValueError(
-            f"The converted network has {kind.num_classes} classes, but {data} has {classes}; "
-            f"give the original a head for {classes} classes before you convert it."
-        )
+        # Its layers are described one by one, the last one with its size.
+        model = kind = kind.with_classes(classes)
     if "image_size" in kind.fields() and recipe.image_size is not None:
         options.setdefault("image_size", recipe.image_size)
     if recipe.train_backbone is not None:

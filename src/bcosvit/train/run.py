@@ -141,6 +141,9 @@ def train(
     # A cache is identified by its backbone, so that a run with a cache loads it when it resumes.
     if plan.init is not None and (found is None or recipe.cache_views):
         _print(initialize(network, plan.init))
+    if recipe.head_only:
+        network.requires_grad_(False)
+        network.get_classifier().requires_grad_(True)
     splits = _splits(plan, source)
     steps = -(-plan.train_images // recipe.batch_size)
     history, best = History(folder), BestModel(folder, plan)

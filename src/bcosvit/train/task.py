@@ -117,7 +117,11 @@ class Task(LightningModule):
         if recipe.compile:
             # In place: a wrapper would change the names of the weights. Cached features do not
             # pass through the model's own forward method.
-            compiled = self.model if inputs == "images" else self.model.get_submodule("blocks")
+            compiled: nn.Module = self.model
+            if inputs == "features" and recipe.head_only:
+                compiled = self.model.get_classifier()
+            elif inputs == "features":
+                compiled = self.model.get_submodule("blocks")
             compiled.compile()
         self._graph = CUDAGraphRunner(self.model, self._logits) if recipe.cuda_graphs else None
 
@@ -129,6 +133,8 @@ class Task(LightningModule):
     def _logits(self, inputs: Tensor) -> Tensor:
         if self.inputs == "images":
             return self.model(inputs)
+        if self.recipe.head_only:
+            return self.model.from_head_inputs(inputs)
         assert isinstance(self.model, VisionTransformer)
         return self.model.from_features(inputs)
 

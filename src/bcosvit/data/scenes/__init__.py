@@ -256,7 +256,9 @@ def _pair_poses(random: Random, dx: int, dy: int) -> tuple[Pose, Pose]:
     return poses[0], poses[1]
 
 
-@register_source("scenes", syntax="scenes[:VARIANT][?size=64&train=2000&val=400&seed=0]")
+@register_source(
+    "scenes", syntax="scenes[:VARIANT][?size=64&train=2000&val=400&seed=0]", drawn=True
+)
 def open_scenes(data: str, options: SourceOptions) -> Source:
     """Opens the drawn scenes of a variant."""
     address, query = parse_query(data, "size", "train", "val", "seed")
