@@ -1,4 +1,4 @@
-"""Files that are complete or not there, and the folder of the cache.
+"""Files that are complete or not there, locks on what is being written, and the cache's folder.
 
 PyTorch, safetensors and ONNX write to a path without protection against a crash, a full disk or a
 second writer, so `atomic` is our own.
@@ -83,6 +83,111 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
         os.close(handle)
+
+
+@contextmanager
+def locked_folder(folder: str | Path) -> Iterator[None]:
+    """Keeps other processes from writing to a folder, which is made where it is missing.
+
+    The folder itself is locked, so that nothing is left in it. The system unlocks it when the
+    process ends, also when it is killed. Network file systems and Windows have no such locks; there
+    nothing is checked.
+
+    Args:
+        folder: What a command writes all its files to.
+
+    Raises:
+        ValueError: Another process, or another thread, writes to it.
+
+    Examples:
+        >>> with locked_folder("results"):
+        ...     with locked_folder("results"):
+        ...         pass
+        Traceback (most recent call last):
+        ValueError: Another process is writing to results; wait until it ends, or give another \
+--out.
+    """
+    make_folder(folder)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _hold(handle, folder)
+        yield
+    finally:
+        _release(handle)
+
+
+@contextmanager
+def locked_file(path: str | Path) -> Iterator[None]:
+    """Keeps other processes from writing to a file, as :func:`locked_folder` does for a folder.
+
+    What is locked is a hidden file beside it, which is removed at the end. One that was left by a
+    process that was killed is locked by nobody, and goes with the next command.
+
+    Args:
+        path: The only file that a command writes.
+
+    Raises:
+        ValueError: Another process, or another thread, writes to it.
+        OSError: It cannot be written, as for :func:`atomic`.
+    """
+    if fcntl is None:
+        yield
+        return
+    make_folder(Path(path).parent)
+    target = _regular(Path(path))
+    make_folder(target.parent)
+    hidden = target.with_name(f".{target.name}{PART}-lock")
+    while True:
+        handle = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            _hold(handle, path)
+            # Before it was locked, the process before may have removed it.
+            if hidden.exists() and os.path.samestat(os.fstat(handle), os.stat(hidden)):
+                yield
+                hidden.unlink(missing_ok=True)
+                return
+        except BaseException:
+            if handle in _held:
+                hidden.unlink(missing_ok=True)
+            raise
+        finally:
+            _release(handle)
+
+
+_held: set[int] = set()
+"""Open files with locks of `locked_folder` and `locked_file`."""
+
+
+def _hold(handle: int, path: str | Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"Another process is writing to {path}; wait until it ends, or give another --out."
+        ) from error
+    except OSError:
+        # Some network file systems know no locks.
+        return
+    _held.add(handle)
+
+
+def _release(handle: int) -> None:
+    _held.discard(handle)
+    os.close(handle)
+
+
+def _forget_locks() -> None:
+    """A child process closes the locks of its parent, which would otherwise outlive the parent."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _regular(path: Path) -> Path:

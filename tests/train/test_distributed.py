@@ -109,7 +109,9 @@ def test_batches_that_cannot_be_shared_out_are_refused():
         Devices(devices=3).check(recipe())
 
 
-@pytest.mark.parametrize("changes", [{"clip": "adaptive", "ema": None}, {"clip": "none"}])
+@pytest.mark.parametrize(
+    "changes", [{"clip": "adaptive", "ema": None}, {"clip": "norm", "ema": None}, {"clip": "none"}]
+)
 def test_what_sharding_cannot_do_is_refused(changes):
     with pytest.raises(ValueError, match="fsdp"):
         Devices(devices=2, strategy="fsdp").check(recipe(**changes))

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from bcosvit.export.compare import Comparison, compare
 from bcosvit.export.graph import graph_of, inputs, outputs
-from bcosvit.files import atomic
+from bcosvit.files import atomic, locked_file
 from bcosvit.messages import require, unknown
 from bcosvit.models.hub import locate
 from bcosvit.models.weights import CLASSES_KEY, CONFIG_KEY
@@ -74,7 +74,7 @@ def export_weights(
     if format == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
             require(name, extra="export", purpose="Writing ONNX files")
-    with stages(SHARES[format], console) as begin:
+    with locked_file(out), stages(SHARES[format], console) as begin:
         begin("Reading weights")
         predictor = Predictor.load(path, "cpu")
         side = predictor.transform.image_size

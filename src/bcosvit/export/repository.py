@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bcosvit.export.compare import drawn
+from bcosvit.files import locked_folder
 from bcosvit.models.hub import locate
 from bcosvit.models.weights import read_metadata
 from bcosvit.predictor import Predictor
@@ -37,9 +38,10 @@ def export_repository(weights: str | Path, folder: str | Path) -> None:
         ValueError: There are no such weights.
     """
     path = locate(weights)
-    predictor = Predictor.load(path, "cpu")
-    pictures = {PICTURE: explained_scenes(predictor)}
-    predictor.model.save_pretrained(folder, metadata=read_metadata(path), pictures=pictures)
+    with locked_folder(folder):
+        predictor = Predictor.load(path, "cpu")
+        pictures = {PICTURE: explained_scenes(predictor)}
+        predictor.model.save_pretrained(folder, metadata=read_metadata(path), pictures=pictures)
 
 
 def explained_scenes(predictor: Predictor) -> bytes:

@@ -10,6 +10,7 @@ shapes in the file before any memory is allocated, and weights that are not fini
 """
 
 import json
+import os
 import re
 import warnings
 import zipfile
@@ -65,7 +66,14 @@ def save_state(
         state = {k: t.to(dtype) if t.is_floating_point() else t for k, t in state.items()}
     notes = {**(metadata or {}), CONFIG_KEY: json.dumps(to_dict(config))}
     with atomic(path) as temporary:
-        save_file(state, temporary, metadata=notes)
+        try:
+            save_file(state, temporary, metadata=notes)
+        except SafetensorError as error:
+            # It tells what the system said in its own words.
+            number = re.search(r"(?:os error|code:?) (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         _sort_metadata(temporary)
 
 

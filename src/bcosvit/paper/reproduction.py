@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.files import atomic
+from bcosvit.files import atomic, locked_folder
 from bcosvit.metrics import write_summary, write_table
 from bcosvit.models.base import create_model
 from bcosvit.paper.figures import FIGURES, Figure, Outcome, Row
@@ -58,6 +58,12 @@ def reproduce(figure: str, options: StudyOptions, log: Any = print) -> Reproduct
     figures = list(FIGURES.pick(figure).values())
     choose_device(options.device)
     study = Study.open(options, log)
+    with locked_folder(options.out):
+        return _make(figures, study)
+
+
+def _make(figures: Sequence[Figure], study: Study) -> Reproduction:
+    log = study.log
     specs = list(dict.fromkeys(spec for each in figures for spec in each.runs(study)))
     needed = with_backbones(study, specs)
     _check_backbones(study, specs)

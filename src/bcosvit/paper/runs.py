@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from bcosvit.data.dataset import Source, Split
 from bcosvit.metrics import write_summary
@@ -154,40 +153,36 @@ def train_runs(study: Study, specs: Sequence[RunSpec]) -> None:
 def train_run(study: Study, spec: RunSpec) -> None:
     """Trains a run, or the rest of it, unless it is finished; its backbone must be."""
     folder = run_folder(study, spec)
-    # Several processes may work on one study, each on another run.
-    lock = study.out / "locks" / f"{folder.name}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        if run_record(study, spec) is not None:
-            return
-        began = time.monotonic()
-        resumes = (folder / RECORD).is_file()
-        if resumes:
-            study.log(f"Resuming {spec.label}")
-            run = train_model(study.source, out=folder, resume=True, accelerator=_device(study))
-        else:
-            study.log(f"Training {spec.label}")
-            # Without a record the process ended before the first step.
-            shutil.rmtree(folder, ignore_errors=True)
-            run = _start(study, spec, folder)
-        _save_final(folder, run_config(study, spec), run.rows[-1])
-        record = {
-            "model": spec.label,
-            "epochs": len(run.rows),
-            "final_top1": run.rows[-1]["val_top1"],
-            "best_top1": run.accuracy,
-            # The time before a run was resumed is not known.
-            "seconds": None if resumes else time.monotonic() - began,
-            "recipe": dataclasses.asdict(run_recipe(study, spec)),
-            "machine": machine(choose_device(study.device)),
-        }
-        write_summary(folder / DONE, record)
-        if torch.cuda.is_available():
-            # Lightning's objects refer to each other and keep memory of the device allocated.
-            gc.collect()
-        # Checkpoints only serve to resume, and are three times as large as the weights.
-        for name in (checkpoints.LAST, checkpoints.PREVIOUS):
-            (folder / name).unlink(missing_ok=True)
+    if run_record(study, spec) is not None:
+        return
+    began = time.monotonic()
+    resumes = (folder / RECORD).is_file()
+    if resumes:
+        study.log(f"Resuming {spec.label}")
+        run = train_model(study.source, out=folder, resume=True, accelerator=_device(study))
+    else:
+        study.log(f"Training {spec.label}")
+        # Without a record the process ended before the first step.
+        shutil.rmtree(folder, ignore_errors=True)
+        run = _start(study, spec, folder)
+    _save_final(folder, run_config(study, spec), run.rows[-1])
+    record = {
+        "model": spec.label,
+        "epochs": len(run.rows),
+        "final_top1": run.rows[-1]["val_top1"],
+        "best_top1": run.accuracy,
+        # The time before a run was resumed is not known.
+        "seconds": None if resumes else time.monotonic() - began,
+        "recipe": dataclasses.asdict(run_recipe(study, spec)),
+        "machine": machine(choose_device(study.device)),
+    }
+    write_summary(folder / DONE, record)
+    if torch.cuda.is_available():
+        # Lightning's objects refer to each other and keep memory of the device allocated.
+        gc.collect()
+    # Checkpoints only serve to resume, and are three times as large as the weights.
+    for name in (checkpoints.LAST, checkpoints.PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _start(study: Study, spec: RunSpec, folder: Path) -> Any:

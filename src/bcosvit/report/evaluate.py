@@ -16,7 +16,7 @@ from rich.progress import Progress as ProgressBars
 from bcosvit.attribution import describe_method
 from bcosvit.data.dataset import Skipped, labeled_images, open_source
 from bcosvit.data.masks import MaskFiles
-from bcosvit.files import make_folder
+from bcosvit.files import locked_folder
 from bcosvit.messages import unknown
 from bcosvit.metrics import (
     METRICS,
@@ -124,33 +124,35 @@ def evaluate_weights(
     elif left_out:
         name, reason = next(iter(left_out.items()))
         raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
-    # A folder that cannot be written is found before the work.
-    make_folder(out)
-    with progress_bars(console) as progress:
-        found = evaluate(
-            predictor.model,
-            pictures,
-            chosen,
-            metrics=wanted,
-            masks=inside if any(metric.needs_masks for metric in wanted) else None,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            progress=progress,
+    # A folder that cannot be written, or that is being written, is found before the work.
+    with locked_folder(out):
+        with progress_bars(console) as progress:
+            found = evaluate(
+                predictor.model,
+                pictures,
+                chosen,
+                metrics=wanted,
+                masks=inside if any(metric.needs_masks for metric in wanted) else None,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                progress=progress,
+            )
+        found.write(out)
+        write_report(
+            Path(out, REPORT),
+            found,
+            facts={
+                "Model": predictor.describe(),
+                "Weights": predictor.weights,
+                "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
+                "Precision": str(PRECISIONS[precision]).removeprefix("torch."),
+            },
+            provenance=Provenance.of(
+                {"evaluation": dict(found.settings), "model": predictor.config}
+            ),
+            left_out=left_out,
+            skipped=pictures.skipped(),
         )
-    found.write(out)
-    write_report(
-        Path(out, REPORT),
-        found,
-        facts={
-            "Model": predictor.describe(),
-            "Weights": predictor.weights,
-            "Data": f"{source.name}, split {split}, {len(pictures)} pictures",
-            "Precision": str(PRECISIONS[precision]).removeprefix("torch."),
-        },
-        provenance=Provenance.of({"evaluation": dict(found.settings), "model": predictor.config}),
-        left_out=left_out,
-        skipped=pictures.skipped(),
-    )
     return found
 
 

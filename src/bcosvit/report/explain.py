@@ -19,7 +19,7 @@ from rich.console import Console
 from bcosvit.attribution import method_title
 from bcosvit.data.dataset import Skipped
 from bcosvit.data.images import ImageError, list_images
-from bcosvit.files import atomic
+from bcosvit.files import atomic, locked_file, locked_folder
 from bcosvit.messages import percent
 from bcosvit.predictor import Explanation, Predictor, Sums
 from bcosvit.progress import track
@@ -148,6 +148,9 @@ def explain_pictures(
     predictions: list[Prediction] = []
     kinds = ((out, html_report), (npz, npz_files), (png, png_files), (json, json_file))
     with ExitStack() as stack:
+        for path, lock in ((out, locked_file), (npz, locked_folder), (png, locked_folder)):
+            if path is not None:
+                stack.enter_context(lock(path))
         writers = [
             stack.enter_context(kind(path, info)) for path, kind in kinds if path is not None
         ]

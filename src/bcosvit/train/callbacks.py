@@ -83,11 +83,13 @@ class BestModel(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Task)
         # In every process: the metric is reduced, and sharded weights are gathered.
+        pl_module.check_validated()
         accuracy = pl_module.val_means["top1"].compute().item()
         if accuracy <= self.accuracy or not pl_module.is_final:
             return
         self.accuracy, self.epoch = accuracy, trainer.current_epoch + 1
         state = trainer.strategy.lightning_module_state_dict()
+        pl_module.check_weights(model_state(state))
         if not trainer.is_global_zero:
             return
         weights, metadata = model_state(state), self._metadata()

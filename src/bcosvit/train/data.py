@@ -17,7 +17,8 @@ can resume in the middle of an epoch.
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -152,7 +153,7 @@ class GlobalBatchSampler(Sampler[list[SampleRequest]]):
         parts = self.world_size * self.accumulate
         for number in range(start, len(self)):
             step, turn = divmod(number, self.accumulate)
-            whole = order[step * self.batch_size : (step + 1) * self.batch_size]
+            whole = self._global_batch(order, step)
             weight = 1.0 if self.seed is None else parts / len(whole)
             share = whole[turn * self.world_size + self.rank :: parts]
             yield (
@@ -160,6 +161,13 @@ class GlobalBatchSampler(Sampler[list[SampleRequest]]):
                 # Nothing is left for this process, but it has to take part in the step.
                 or [SampleRequest(self.epoch, whole[0], 0.0)]
             )
+
+    def positions(self, step: int) -> list[int]:
+        """The samples of a global batch of this epoch, over all processes."""
+        return self._global_batch(self._order(), step)
+
+    def _global_batch(self, order: list[int], step: int) -> list[int]:
+        return order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def _order(self) -> list[int]:
         if self.seed is None:
@@ -188,6 +196,11 @@ class ResumableDataLoader(DataLoader[Batch]):
         pin_memory: bool = True,
     ) -> None:
         num_workers = 0 if dataset.on_device else num_workers
+        # Not an event: setting one waits for its waiters, which may be gone.
+        told: Any = None
+        self._tell: Any = None
+        if num_workers:
+            told, self._tell = torch.multiprocessing.Pipe(duplex=False)
         super().__init__(
             dataset,  # type: ignore[arg-type]
             # The sampler yields whole batches, and the dataset returns them.
@@ -196,12 +209,19 @@ class ResumableDataLoader(DataLoader[Batch]):
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory and torch.cuda.is_available() and not dataset.on_device,
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=_Worker(told),
             # A loader without a generator draws from torch's global one.
             generator=torch.Generator(),
         )
         self.batches = batches
         self._done = 0
+
+    def close(self) -> None:
+        """Ends the workers now, whatever they do; they only read."""
+        if self._tell is not None:
+            # Each worker reads one byte.
+            os.write(self._tell.fileno(), bytes(self.num_workers))
+            self._tell = None
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator starts when the first batch is requested. Lightning makes the iterator of a
@@ -229,6 +249,7 @@ class DataModule(LightningDataModule):
         num_workers: Worker processes per device.
         accumulate: Batches per optimizer step in each process.
         pin_memory: Whether a thread copies batches for a GPU into pinned memory.
+        name_of: The name of the training image at a position, for messages.
     """
 
     def __init__(
@@ -241,9 +262,11 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         accumulate: int = 1,
         pin_memory: bool = True,
+        name_of: Callable[[int], str] | None = None,
     ) -> None:
         super().__init__()
-        self.train_samples, self.val_samples = train, val
+        self.train_samples, self.val_samples, self.name_of = train, val, name_of
+        self._loaders: list[ResumableDataLoader] = []
         self.batch_size, self.seed, self.accumulate = batch_size, seed, accumulate
         self.num_workers, self.pin_memory = num_workers, pin_memory
 
@@ -265,17 +288,44 @@ class DataModule(LightningDataModule):
             world_size=self.trainer.world_size,
             accumulate=accumulate,
         )
-        return ResumableDataLoader(samples, batches, self.num_workers, pin_memory=self.pin_memory)
+        loader = ResumableDataLoader(samples, batches, self.num_workers, pin_memory=self.pin_memory)
+        self._loaders.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Ends all worker processes."""
+        for loader in self._loaders:
+            loader.close()
+
+    def images_of(self, epoch: int, step: int) -> list[str]:
+        """The names of the images in a global batch, all processes together."""
+        if self.name_of is None:
+            return []
+        batches = GlobalBatchSampler(len(self.train_samples), self.batch_size, seed=self.seed)
+        batches.set_epoch(epoch)
+        return [self.name_of(position) for position in batches.positions(step)]
 
 
-def _ignore_stop_signals(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach every process, but the run finishes its step first.
+class _Worker:
+    """What a worker does first.
 
-    A worker that receives SIGTERM lives for another minute, since torch also uses SIGTERM to end
-    workers that hang.
+    Ctrl-C and a scheduler's SIGTERM reach every process, but the run finishes its step first, and
+    needs its workers for that. So they ignore both, and end when they are ``told`` to: at once,
+    also in the middle of a picture. Where the run is killed, torch ends its workers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(60))
+
+    def __init__(self, told: Any) -> None:
+        self.told = told
+
+    def __call__(self, number: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Torch also sends SIGTERM, to workers that hang.
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(60))
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        os.read(self.told.fileno(), 1)
+        os._exit(0)
 
 
 class _CachedImages:

@@ -83,10 +83,10 @@ class Devices:
                 "cuda_graphs = True needs exactly one CUDA GPU; leave it out, or set devices=1."
             )
         if self.strategy == "fsdp":
-            if recipe.clip == "adaptive":
+            if recipe.clip != "none":
                 raise ValueError(
-                    "clip = 'adaptive' is not possible with fsdp, which splits the weights of a "
-                    "unit; use ddp, or clip=norm."
+                    f"clip = {recipe.clip!r} is not possible with fsdp, which splits the weights "
+                    f"that a norm is taken of; use ddp, or clip=none."
                 )
             if recipe.ema is not None:
                 raise ValueError(

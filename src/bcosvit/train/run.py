@@ -7,9 +7,10 @@ devices are checked in this order, and only then is anything written.
 import errno
 import logging
 import math
+import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rich.console import Console
 
 from bcosvit.data.dataset import LabeledImages, Source, SourceError, Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
+from bcosvit.files import locked_folder
 from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
 from bcosvit.train.callbacks import (
@@ -39,6 +41,7 @@ from bcosvit.train.callbacks import (
     StopSignals,
 )
 from bcosvit.train.checkpoints import (
+    LAST,
     ChecksummedIO,
     FoundCheckpoint,
     initialize,
@@ -49,8 +52,16 @@ from bcosvit.train.device_images import load_device_images
 from bcosvit.train.devices import Devices
 from bcosvit.train.feature_cache import check_cache, feature_datasets
 from bcosvit.train.plan import RECORD, Plan, resolve
+from bcosvit.train.processes import (
+    PERIOD,
+    ProcessWatch,
+    is_lost_connection,
+    killed_reader,
+    saved,
+    without_lightnings_observer,
+)
 from bcosvit.train.recipe import Recipe
-from bcosvit.train.task import Task
+from bcosvit.train.task import DivergedError, Task
 
 _EXPECTED_WARNINGS = (
     # A frozen backbone stays in evaluation mode on purpose.
@@ -128,49 +139,56 @@ def train(
         accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
     )
     previous = Plan.read(folder) if resume else None
-    if not resume:
-        _check_empty(folder)
-    plan, source = resolve(data, model, recipe, settings or {}, init, previous)
-    recipe = plan.recipe
-    where.check(recipe)
-    check_cache(plan)
-    found = newest_checkpoint(folder) if resume else None
-    # Every process starts from the same weights.
-    seed_everything(recipe.seed, verbose=False)
-    network = create_model(plan.model)
-    # A cache is identified by its backbone, so that a run with a cache loads it when it resumes.
-    if plan.init is not None and (found is None or recipe.cache_views):
-        _print(initialize(network, plan.init))
-    if recipe.head_only:
-        network.requires_grad_(False)
-        network.get_classifier().requires_grad_(True)
-    splits = _splits(plan, source)
-    steps = -(-plan.train_images // recipe.batch_size)
-    history, best = History(folder), BestModel(folder, plan)
-    callbacks = [
-        ProgressBar(),
-        history,
-        best,
-        *_callbacks(plan, folder, source, splits, where, steps),
-    ]
-    logger = TensorBoardLogger(
-        folder,
-        name="tensorboard",
-        version="",
-        # What was logged after the checkpoint will be logged again.
-        purge_step=found.step if found else None,
-    )
-    with _without_lightning_messages(), _plain_errors(folder):
-        trainer = where.trainer(recipe, steps, folder, callbacks, logger, ChecksummedIO())
-        if resume:
-            _print_resumed(folder, found)
+    # Ends what must not outlive the run: its lock, and the processes that read images.
+    with ExitStack() as lock:
+        if not resume:
+            _check_empty(folder)
         elif _is_first_process():
-            plan.write(folder, asdict(where))
-        try:
-            samples = _samples(plan, network, splits, folder, trainer.strategy.root_device)
-            trainer.fit(
-                Task(network, recipe, steps, inputs="features" if recipe.cache_views else "images"),
-                datamodule=DataModule(
+            lock.enter_context(locked_folder(folder))
+        command = f"bcosvit train --resume --out {folder}{where.options}"
+        plan, source = resolve(data, model, recipe, settings or {}, init, previous)
+        recipe = plan.recipe
+        where.check(recipe)
+        check_cache(plan)
+        found = newest_checkpoint(folder) if resume else None
+        # Every process starts from the same weights.
+        seed_everything(recipe.seed, verbose=False)
+        network = create_model(plan.model)
+        # A cache is identified by its backbone: a run with a cache loads it when it resumes, too.
+        if plan.init is not None and (found is None or recipe.cache_views):
+            _print(initialize(network, plan.init))
+        if recipe.head_only:
+            network.requires_grad_(False)
+            network.get_classifier().requires_grad_(True)
+        splits = _splits(plan, source)
+        steps = -(-plan.train_images // recipe.batch_size)
+        history, best = History(folder), BestModel(folder, plan)
+        callbacks = [
+            ProgressBar(),
+            history,
+            best,
+            *_callbacks(plan, folder, source, splits, where, steps),
+            ProcessWatch(command),
+        ]
+        logger = TensorBoardLogger(
+            folder,
+            name="tensorboard",
+            version="",
+            # What was logged after the checkpoint will be logged again.
+            purge_step=found.step if found else None,
+        )
+        with _without_lightning_messages(), _plain_errors(folder, command):
+            trainer = where.trainer(recipe, steps, folder, callbacks, logger, ChecksummedIO())
+            if resume:
+                _print_resumed(folder, found)
+            elif _is_first_process():
+                # Made as late as this, so that mistakes are found before anything is written.
+                lock.enter_context(locked_folder(folder))
+                _check_empty(folder)
+                plan.write(folder, asdict(where))
+            try:
+                samples = _samples(plan, network, splits, folder, trainer.strategy.root_device)
+                data_module = DataModule(
                     *samples,
                     batch_size=recipe.batch_size,
                     seed=recipe.seed,
@@ -178,15 +196,24 @@ def train(
                     accumulate=recipe.accumulate_grad_batches,
                     # A thread that allocates pinned memory would disturb the recording of a graph.
                     pin_memory=not recipe.cuda_graphs,
-                ),
-                ckpt_path=found.path if found else None,
-                weights_only=True,
-            )
-        except Stopped:
-            command = f"bcosvit train --resume --out {folder}{where.options}"
-            done = f"Stopped after step {trainer.global_step} of {steps * recipe.epochs}"
-            message = f"{done}; everything is saved. To continue: {command}"
-            raise Stopped(message if _is_first_process() else "") from None
+                    name_of=splits[0].key,
+                )
+                lock.callback(data_module.close)
+                trainer.fit(
+                    Task(
+                        network,
+                        recipe,
+                        steps,
+                        inputs="features" if recipe.cache_views else "images",
+                    ),
+                    datamodule=data_module,
+                    ckpt_path=found.path if found else None,
+                    weights_only=True,
+                )
+            except Stopped:
+                done = f"Stopped after step {trainer.global_step} of {steps * recipe.epochs}"
+                message = f"{done}; everything is saved. To continue: {command}"
+                raise Stopped(message if _is_first_process() else "") from None
     _print(
         f"Best validation accuracy {best.accuracy:.2%} in epoch {best.epoch}: {folder / WEIGHTS}"
     )
@@ -285,16 +312,33 @@ def _print(text: str) -> None:
 
 
 @contextmanager
-def _plain_errors(folder: Path) -> Iterator[None]:
+def _plain_errors(folder: Path, command: str) -> Iterator[None]:
     """Turns what users can repair into errors of one sentence."""
     try:
-        yield
+        with without_lightnings_observer():
+            yield
+    except DivergedError as error:
+        kept = [name for name in (LAST, WEIGHTS) if (folder / name).exists()]
+        rest = f"{' and '.join(kept)} in {folder} are from before" if kept else "nothing was saved"
+        raise DivergedError(
+            f"Training diverged: {error}; {rest}. Start a new run with a lower learning_rate or "
+            f"with clip=adaptive."
+        ) from error
+    except RuntimeError as error:
+        said = killed_reader(error)
+        if said is not None:
+            raise ValueError(f"{said}; {saved(command)}") from error
+        if is_lost_connection(error):
+            # The thread that watches knows more, and ends this process.
+            time.sleep(5 * PERIOD)
+            raise ValueError(f"Another process of this run ended; {saved(command)}") from error
+        raise
     except SourceError as error:
         # An error in a worker arrives with its traceback; the message comes last.
         sentence = str(error).strip().splitlines()[-1].rpartition("SourceError: ")[2]
         raise SourceError(sentence) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise ValueError(
             f"There is no space left in {folder} ({error.strerror}): what was saved before is "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -18,11 +19,13 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
+from bcosvit.messages import and_more
 from bcosvit.models.base import Classifier
 from bcosvit.models.bcosify import BcosifySchedule
 from bcosvit.models.vit import VisionTransformer
+from bcosvit.models.weights import is_finite
 from bcosvit.nn import CUDAGraphRunner
-from bcosvit.train.data import Batch, derive_seed
+from bcosvit.train.data import Batch, DataModule, derive_seed
 from bcosvit.train.losses import LOSSES, Loss
 from bcosvit.train.recipe import Recipe
 
@@ -34,8 +37,12 @@ CLIPPING_FLOOR = 1e-3
 can move."""
 
 
+LOOK_EVERY = 50
+"""Steps between two looks at whether the loss is finite, where a look waits for a device."""
+
+
 class DivergedError(ValueError):
-    """The loss of a run is not finite anymore."""
+    """The loss or the weights of a run are not finite anymore."""
 
 
 class Mean(Metric):
@@ -108,6 +115,9 @@ class Task(LightningModule):
             if recipe.fade_until is None
             else BcosifySchedule(end=recipe.fade_until, b=recipe.b)
         )
+        self._bad_step: Tensor | None = None
+        """The first step whose loss was not finite, or infinity; on the device, so that nothing
+        waits for it."""
         self.measured: dict[str, float] = {}
         """What validation has measured beside loss and accuracy, by columns of ``metrics.csv``."""
         self.num_classes = model.config.num_classes
@@ -156,10 +166,64 @@ class Task(LightningModule):
         losses = self.loss(logits, batch)
         self._update_means("train", self.train_means, logits, losses, batch)
         loss = (losses * batch.weights).sum()
+        self._look_at(loss.detach())
         self.log("step/loss", loss.detach(), on_step=True, on_epoch=False)
         return loss
 
+    def _look_at(self, loss: Tensor) -> None:
+        step = self.trainer.global_step
+        bad = torch.where(loss.isfinite(), math.inf, float(step))
+        self._bad_step = bad if self._bad_step is None else torch.minimum(self._bad_step, bad)
+        waits = self.device.type != "cpu" or self.trainer.world_size > 1
+        if not waits or step % LOOK_EVERY == LOOK_EVERY - 1:
+            self.check_loss()
+
+    def check_loss(self) -> None:
+        """Checks the losses of all steps so far; in all processes at once.
+
+        Raises:
+            DivergedError: One was not finite; the message names the step and its images.
+        """
+        if self._bad_step is None:
+            return
+        first = self._bad_step.clone()
+        if self.trainer.world_size > 1:
+            dist.all_reduce(first, dist.ReduceOp.MIN)
+        if first.isfinite():
+            raise DivergedError(self._diverged(int(first)))
+
+    def _diverged(self, step: int) -> str:
+        epoch, number = divmod(step, self.steps_per_epoch)
+        data = getattr(self.trainer, "datamodule", None)
+        images = data.images_of(epoch, number) if isinstance(data, DataModule) else []
+        batch = f" on the batch of {and_more(images)}" if images else ""
+        return f"the loss of step {step + 1}, epoch {epoch + 1},{batch} is not finite"
+
+    def check_weights(self, *states: Mapping[str, Any]) -> None:
+        """Checks weights that are about to be saved; in all processes at once.
+
+        Raises:
+            DivergedError: Some are not finite.
+        """
+        bad = [key for state in states for key, tensor in state.items() if not is_finite(tensor)]
+        if self.trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
+            which = f" ({and_more(key.removeprefix('model.') for key in bad)})" if bad else ""
+            step, epoch = self.trainer.global_step, self.trainer.current_epoch + 1
+            raise DivergedError(f"weights{which} are not finite after step {step}, epoch {epoch}")
+
+    def check_validated(self) -> None:
+        """Checks what was validated before anything is done with it.
+
+        Raises:
+            DivergedError: The loss is not finite.
+        """
+        self.check_loss()
+        if not self.val_means["loss"].compute().isfinite():
+            epoch = self.trainer.current_epoch + 1
+            raise DivergedError(f"the validation loss after epoch {epoch} is not finite")
+
     def on_validation_epoch_start(self) -> None:
+        self.check_loss()
         self.measured.clear()
         if self.fading is not None:
             # Averaged weights would come with averages of λ and B.
@@ -239,11 +303,9 @@ class Task(LightningModule):
             mean = self.train_means[name]
             with mean.sync_context():
                 sums[name] = (mean.total.item(), mean.weight.item())
-        if not math.isfinite(sums["loss"][0]):
-            raise DivergedError(
-                f"Training diverged: the loss in epoch {self.current_epoch + 1} is not finite; "
-                f"lower learning_rate, or set clip=adaptive. This state is not saved."
-            )
+        self.check_loss()
+        # A gradient that is not finite shows in the weights before it shows in a loss.
+        self.check_weights(checkpoint["state_dict"], checkpoint.get("current_model_state", {}))
         checkpoint[SUMS] = sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
