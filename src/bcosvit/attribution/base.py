@@ -8,7 +8,9 @@ register theirs on import, or by an entry point of the group ``bcosvit.explainer
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -373,6 +375,7 @@ def _explain(
         )
 
     def one(target: Target) -> Attribution:
+        check_cancelled()
         if isinstance(explainer, Explainer):
             return explainer.with_shared(model, images, target, shared)
         return explainer(model, images, target)
@@ -399,6 +402,35 @@ def _explain(
         target=classes,
         logits=each[0].logits,
     )
+
+
+class Cancelled(Exception):
+    """Nobody waits for the explanation any more."""
+
+
+_is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("_is_cancelled", default=None)
+
+
+@contextmanager
+def cancellable(is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """While it lasts, explanations of this thread end early where nobody needs them any more.
+
+    Args:
+        is_cancelled: Is asked before each pass through a model; where it returns True,
+            `Cancelled` is raised.
+    """
+    token = _is_cancelled.set(is_cancelled)
+    try:
+        yield
+    finally:
+        _is_cancelled.reset(token)
+
+
+def check_cancelled() -> None:
+    """Raises `Cancelled` if this thread's explanation is not needed any more."""
+    is_cancelled = _is_cancelled.get()
+    if is_cancelled is not None and is_cancelled():
+        raise Cancelled
 
 
 CHUNK_BYTES = 1_000_000_000

@@ -15,6 +15,7 @@ from bcosvit.attribution.base import (
     Attribution,
     Explainer,
     Target,
+    check_cancelled,
     register_explainer,
     resolve_target,
     samples_at_once,
@@ -36,6 +37,7 @@ class EncodedExplainer(Explainer):
                 classes = resolve_target(target, logits)
 
             def logit(x: Tensor, samples: Tensor) -> Tensor:
+                check_cancelled()
                 return plain.from_encoded(x).gather(1, classes[samples, None])[:, 0]
 
             scores = self.scores(encoded.clone(), logit)

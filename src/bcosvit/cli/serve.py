@@ -28,6 +28,13 @@ def serve(
     keep: Annotated[
         int, typer.Option(min=1, help="Seconds after which uploads are deleted.")
     ] = 3600,
+    upload_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds in which all of a request must arrive.")
+    ] = 60,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which the page may be opened; may be repeated."),
+    ] = None,
     root_path: Annotated[
         str | None, typer.Option(help="The path or address that a proxy serves the page at.")
     ] = None,
@@ -55,12 +62,15 @@ def serve(
         queue=queue,
         concurrency=concurrency,
         seconds=keep,
+        upload_seconds=upload_timeout,
     )
     service = ExplanationService(predictor=Predictor.load(weights, device), limits=limits)
     # Before there are uploads, so that they are always deleted.
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with serving(service, host=host, port=port, root_path=root_path) as address:
+    with serving(
+        service, host=host, port=port, root_path=root_path, allow_hosts=allow_host or ()
+    ) as address:
         Console().print(f"{address} (press Ctrl-C to stop)", highlight=False, soft_wrap=True)
         stop.wait()

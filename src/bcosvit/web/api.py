@@ -1,5 +1,6 @@
 """The HTTP API: named endpoints without state between requests."""
 
+import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,95 @@ from bcosvit.report.images import (
     png_bytes,
     weight_image,
 )
-from bcosvit.web.components import downloadable, queue_options, upload_component, with_messages
-from bcosvit.web.service import Box, ExplanationService
+from bcosvit.web.components import QUEUE, downloadable, upload_component, with_messages
+from bcosvit.web.service import FILES, Box, ExplanationService
+
+ENDPOINTS: dict[str, dict[str, str]] = {
+    "model": {},
+    "predict": {"picture": "picture", "top": "number"},
+    "explain": {
+        "picture": "picture",
+        "label": "text",
+        "method": "text",
+        "overlay": "number",
+        "joint": "switch",
+    },
+    "region": {
+        "picture": "picture",
+        "label": "text",
+        **dict.fromkeys(("x", "y", "width", "height"), "number"),
+    },
+    "report": {"pictures": "pictures", "label": "text", "methods": "text", "kind": "text"},
+}
+"""The arguments of each endpoint, with what they are."""
+
+_KINDS = {
+    "text": "a text",
+    "number": "a finite number",
+    "switch": "true or false",
+    "picture": 'an uploaded file, such as {"path": …, "meta": {"_type": "gradio.FileData"}}',
+    "pictures": "a list of uploaded files",
+}
+
+
+def check_call(service: ExplanationService, endpoint: str, given: Any) -> None:
+    """Checks the arguments of a call before anything is computed.
+
+    Args:
+        service: What is asked.
+        endpoint: Its name.
+        given: The arguments, as a list in order or by name.
+
+    Raises:
+        LookupError: If there is no such endpoint.
+        ValueError: If an argument is missing or wrong.
+    """
+    if endpoint not in ENDPOINTS:
+        known = ", ".join(f"/{name}" for name in ENDPOINTS)
+        raise LookupError(f"There is no endpoint {endpoint[:64]!r}; choose from {known}.")
+    kinds = ENDPOINTS[endpoint]
+    if isinstance(given, dict):
+        if unknown := [name for name in given if name not in kinds]:
+            raise ValueError(
+                f"/{endpoint} has no argument {str(unknown[0])[:64]!r}; it takes "
+                f"{', '.join(kinds) or 'none'}."
+            )
+        arguments = given
+    else:
+        if len(given) != len(kinds):
+            raise ValueError(
+                f"/{endpoint} takes {len(kinds)} arguments ({', '.join(kinds) or 'none'}), and "
+                f"{len(given)} were given; send all of them in this order."
+            )
+        arguments = dict(zip(kinds, given, strict=True))
+    for name, value in arguments.items():
+        if not _is_of(kinds[name], value):
+            raise ValueError(f"{name} is wrong: give {_KINDS[kinds[name]]}.")
+    if label := arguments.get("label", ""):
+        service.find_label(label)
+    if (method := arguments.get("method", "")) or (method := arguments.get("methods", "")):
+        service.predictor.methods(method)
+    if (kind := arguments.get("kind", "html")) not in FILES:
+        raise ValueError(f"There is no kind of file {kind!r}; choose from {', '.join(FILES)}.")
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "switch":
+        return isinstance(value, bool)
+    if kind == "number":
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or (number and math.isfinite(value))
+    if kind == "pictures":
+        many = value or []
+        return isinstance(many, list) and all(_is_of("picture", each) for each in many)
+    if value is None:
+        return True
+    if not isinstance(value, dict) or value.get("meta") != {"_type": "gradio.FileData"}:
+        return False
+    path = value.get("path")
+    return isinstance(path, str) and "://" not in path
 
 
 def add_api(service: ExplanationService) -> None:
@@ -38,21 +126,23 @@ def add_api(service: ExplanationService) -> None:
             "exact": service.exact is not None,
         }
 
-    def predict(picture: str | None, top: float) -> dict[str, Any]:
+    def predict(picture: str | None, top: float | None) -> dict[str, Any]:
         """Predicts the most confident classes of a picture."""
-        if top < 1:
-            raise ValueError(f"top = {top:g} is not allowed: give an integer >= 1.")
+        if top is None or top < 1:
+            raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
         found = service.predict(service.open(picture))
         return {"top": [service.entry(found, label) for label in found.top(int(top))]}
 
     def explain(
-        picture: str | None, label: str, method: str, overlay: float, joint: bool
+        picture: str | None, label: str, method: str, overlay: float | None, joint: bool
     ) -> tuple[dict[str, Any], str | None, str | None, str | None]:
         """Explains a class of a picture: numbers, the map, the map on the photo, W(x) in color.
 
         A label is a name or a number, and "" is the most confident class; a method is one that
         /model lists, and "" is the first of them. Sums are given for B-cos models.
         """
+        if overlay is None:
+            raise ValueError("overlay is missing: give a number from 0 to 1.")
         opened = service.open(picture)
         index = service.find_class(label, opened)
         shown = service.explain(opened, index, method or None, joint=joint)
@@ -121,5 +211,5 @@ def add_api(service: ExplanationService) -> None:
                 inputs,
                 outputs,
                 api_name=function.__name__,
-                **queue_options(service.limits),
+                **QUEUE,
             )

@@ -6,23 +6,25 @@ downloads are deleted after a while, and when the server stops.
 """
 
 import os
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.exceptions import InvalidPathError
 from starlette.middleware import Middleware
 
-from bcosvit.web.api import add_api
+from bcosvit.web.api import ENDPOINTS, add_api, check_call
+from bcosvit.web.guard import WENT_WRONG, Guard, allowed_hosts, impatient
+from bcosvit.web.jobs import JOBS, Jobs
 from bcosvit.web.page import STATIC, add_page
 from bcosvit.web.service import ExplanationService
-
-POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'"
-)
-"""Gradio's page needs inline scripts; other hosts are never contacted."""
 
 SESSIONS = 100
 """How many sessions Gradio stores, where each request of the API is one, too. They contain nothing
@@ -32,24 +34,6 @@ FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "monospace")
 
 _FOLDER = "GRADIO_TEMP_DIR"
-
-Message = MutableMapping[str, Any]
-
-
-class SecurityPolicy:
-    """ASGI middleware that adds the content security policy to all responses."""
-
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                policy = (b"content-security-policy", POLICY.encode())
-                message["headers"] = [*message.get("headers", ()), policy]
-            await send(message)
-
-        await self.app(scope, receive, sending)
 
 
 def build(service: ExplanationService) -> gr.Blocks:
@@ -63,8 +47,41 @@ def build(service: ExplanationService) -> gr.Blocks:
         add_page(service)
         add_api(service)
         blocks.load(None, js=(STATIC / "paste.js").read_text(), api_visibility="private")
-    blocks.queue(max_size=limits.queue)
+    # The guard refuses what is too much, and nothing skips the queue.
+    blocks.queue(max_size=None, api_open=False)
+    setattr(blocks, JOBS, Jobs(blocks, limits))
+    blocks.process_api = _with_sentences(blocks.process_api, partial(check_call, service))
     return blocks
+
+
+def _with_sentences(
+    process: Callable[..., Awaitable[dict[str, Any]]], check: Callable[[str, Any], None]
+) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """Returns Gradio's ``process_api`` with a sentence for each error, and no traceback."""
+
+    @wraps(process)
+    async def process_api(block_fn: Any, inputs: list[Any], *rest: Any, **named: Any) -> Any:
+        is_endpoint = getattr(block_fn, "api_name", None) in ENDPOINTS
+        try:
+            if is_endpoint:
+                check(block_fn.api_name, inputs)
+            return await process(block_fn, inputs, *rest, **named)
+        except gr.Error:
+            raise
+        except InvalidPathError:
+            message = "The picture is not an upload of this server, or was deleted: upload it."
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            # Of ours come sentences; of Gradio's, about what a page or a program has sent.
+            message = f"{error}" if is_endpoint and type(error) is ValueError else _INVALID
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            message = WENT_WRONG
+        raise gr.Error(message, print_exception=False)
+
+    return process_api
+
+
+_INVALID = "The request is not valid: load the page again, or see the API's description."
 
 
 @contextmanager
@@ -74,6 +91,7 @@ def serving(
     host: str = "127.0.0.1",
     port: int = 7860,
     root_path: str | None = None,
+    allow_hosts: Sequence[str] = (),
 ) -> Iterator[str]:
     """Serves page and API in background threads until the block ends.
 
@@ -82,6 +100,7 @@ def serving(
         host: The address to listen on.
         port: The port to listen on.
         root_path: The path or address at which a proxy shows the page.
+        allow_hosts: Names by which the server may be addressed, besides its own.
 
     Yields:
         The address of the page.
@@ -89,18 +108,29 @@ def serving(
     Raises:
         ValueError: If the port cannot be used.
     """
-    with _temporary_files():
+    limits = service.limits
+    with _temporary_files() as folder:
         blocks = build(service)
+        guard = Middleware(
+            Guard,
+            hosts=allowed_hosts(host, allow_hosts, root_path),
+            limits=limits,
+            folder=folder,
+            check=partial(check_call, service),
+            jobs=getattr(blocks, JOBS),
+        )
         try:
             blocks.launch(
                 server_name=host,
                 server_port=port,
                 root_path=root_path,
-                max_file_size=service.limits.megabytes * 1_000_000,
+                max_file_size=limits.megabytes * 1_000_000,
+                # Waiting requests have threads of their own, so that none waits for a thread.
+                max_threads=limits.queue + limits.concurrency + 8,
                 theme=_theme(),
                 css=(STATIC / "style.css").read_text(),
                 footer_links=["api"],
-                app_kwargs={"middleware": [Middleware(SecurityPolicy)]},
+                app_kwargs={"middleware": [guard]},
                 share=False,
                 ssr_mode=False,
                 run_history=False,
@@ -113,23 +143,44 @@ def serving(
             raise ValueError(
                 f"Port {port} of {host} cannot be used; give another with --port or --host."
             ) from error
+        config = blocks.server.config
+        config.http_protocol_class = impatient(config.http_protocol_class, limits.upload_seconds)
+        stop = threading.Event()
+        sweeper = threading.Thread(target=_sweep, args=(folder, service, stop), daemon=True)
+        sweeper.start()
         try:
             yield str(blocks.local_url)
         finally:
+            stop.set()
             blocks.close(verbose=False)
+            sweeper.join()
+
+
+def _sweep(folder: str, service: ExplanationService, stop: threading.Event) -> None:
+    """Deletes files that are too old, also those of uploads that were broken off."""
+    seconds = service.limits.seconds
+    while not stop.wait(min(60.0, max(0.5, seconds / 10))):
+        service.forget()
+        for path in sorted(Path(folder).rglob("*"), reverse=True):
+            # Somebody else may delete it first, and a folder may be in use.
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime < seconds:
+                    continue
+                path.rmdir() if path.is_dir() else path.unlink()
 
 
 @contextmanager
-def _temporary_files() -> Iterator[None]:
+def _temporary_files() -> Iterator[str]:
     """A folder for uploads and downloads, which is always removed at the end.
 
     Gradio removes its files only if it ends while no browser is connected.
     """
     before = os.environ.get(_FOLDER)
     with tempfile.TemporaryDirectory(prefix="bcosvit-", dir=before) as folder:
-        os.environ[_FOLDER] = folder
+        # As Gradio writes it.
+        folder = os.environ[_FOLDER] = str(Path(folder).resolve())
         try:
-            yield
+            yield folder
         finally:
             if before is None:
                 del os.environ[_FOLDER]

@@ -10,7 +10,8 @@ from typing import Any
 
 import gradio as gr
 
-from bcosvit.web.service import Limits
+from bcosvit.attribution.base import Cancelled, cancellable
+from bcosvit.web.jobs import has_left
 
 
 def upload_component(**options: Any) -> gr.File:
@@ -33,6 +34,8 @@ def upload_component(**options: Any) -> gr.File:
 def with_messages(function: Callable[..., Any], *, as_html: bool = False) -> Callable[..., Any]:
     """Returns ``function`` with each ``ValueError`` turned into a message for the user.
 
+    It ends early where the user has left.
+
     Args:
         function: The function.
         as_html: Whether messages are escaped, because the page shows them as HTML.
@@ -41,10 +44,15 @@ def with_messages(function: Callable[..., Any], *, as_html: bool = False) -> Cal
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            with cancellable(has_left()):
+                return function(*arguments, **named)
         except ValueError as error:
             message = html.escape(str(error)) if as_html else str(error)
-            raise gr.Error(message, print_exception=False) from None
+        except FileNotFoundError:
+            message = "The upload has been deleted in the meantime: upload the picture again."
+        except Cancelled:
+            message = "The request was given up."
+        raise gr.Error(message, print_exception=False)
 
     return wrapped
 
@@ -67,6 +75,5 @@ def downloadable(component: gr.components.Component, write: Callable[[Path], Pat
     return str(moved)
 
 
-def queue_options(limits: Limits) -> dict[str, Any]:
-    """Returns the options with which all events that use the model share one queue."""
-    return {"concurrency_id": "model", "concurrency_limit": limits.concurrency}
+QUEUE: dict[str, Any] = {"concurrency_limit": None}
+"""The options of all events: the service itself decides what runs at the same time."""

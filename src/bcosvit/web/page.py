@@ -10,7 +10,7 @@ from bcosvit.attribution import METHODS
 from bcosvit.data.images import EXTENSIONS
 from bcosvit.report.explain import TOP
 from bcosvit.web import render
-from bcosvit.web.components import downloadable, queue_options, upload_component, with_messages
+from bcosvit.web.components import QUEUE, downloadable, upload_component, with_messages
 from bcosvit.web.service import FILES, ExplanationService
 from bcosvit.web.session import EMPTY, INDEPENDENT, JOINT, PageEvents, Selection
 
@@ -128,7 +128,7 @@ def add_page(service: ExplanationService) -> None:
             "outputs": outputs,
             "api_visibility": "private",
             "show_progress": "hidden",
-            **queue_options(service.limits),
+            **QUEUE,
             **options,
         }
 

@@ -6,17 +6,20 @@ Explaining leaves the model untouched, so that threads need no lock except aroun
 """
 
 import hashlib
+import time
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import Any
 
 from torch import Tensor
 
 from bcosvit.attribution import METHODS
+from bcosvit.attribution.base import check_cancelled
 from bcosvit.data.images import read_image
 from bcosvit.predictor import Explanation, Predictor, Sums
 from bcosvit.report.explain import TOP, ReportInfo, contact_sheet, html_report, npz_files
@@ -45,7 +48,9 @@ class Limits:
     concurrency: int = 2
     """Requests that use the model at the same time."""
     seconds: int = 3600
-    """After which uploads and downloads are deleted."""
+    """After which uploads and downloads are deleted, and cached explanations forgotten."""
+    upload_seconds: int = 60
+    """In which all of a request must arrive."""
     cached: int = 64
     """Explanations in the cache, of all users together."""
 
@@ -119,6 +124,8 @@ class ClassMap:
 class ExplanationService:
     """Predicts and explains pictures with one model, within limits and with a cache.
 
+    Methods that pass a picture through the model many times run one at a time, beside the others.
+
     Args:
         predictor: The model.
         limits: What is accepted.
@@ -126,8 +133,14 @@ class ExplanationService:
 
     predictor: Predictor
     limits: Limits = field(default_factory=Limits)
-    _cache: OrderedDict[tuple[object, ...], Explanation] = field(default_factory=OrderedDict)
+    _cache: OrderedDict[tuple[object, ...], tuple[float, Explanation]] = field(
+        default_factory=OrderedDict
+    )
     _lock: Lock = field(default_factory=Lock)
+    _turns: dict[bool, Semaphore] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._turns.update({False: Semaphore(self.limits.concurrency), True: Semaphore(1)})
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -158,7 +171,8 @@ class ExplanationService:
             raise ValueError(f"The file {path.name} is larger than {most} MB: shrink the picture.")
         transform = self.predictor.transform
         pixels, enough = self.limits.pixels, transform.at_least
-        image = transform(read_image(path, max_pixels=pixels, at_least=enough, name=path.name))
+        with self._turn():
+            image = transform(read_image(path, max_pixels=pixels, at_least=enough, name=path.name))
         key = hashlib.sha256(image.numpy().tobytes()).hexdigest()
         return Upload(name=path.name, image=image, key=key)
 
@@ -173,8 +187,10 @@ class ExplanationService:
 
     def find_class(self, given: str, upload: Upload) -> int:
         """Finds a class by name or number; an empty text is the most confident class."""
-        if not given.strip():
-            return self.predict(upload).top(1)[0]
+        return self.find_label(given) if given.strip() else self.predict(upload).top(1)[0]
+
+    def find_label(self, given: str) -> int:
+        """Finds a class by name or number."""
         # Names may contain commas, which separate classes on the command line.
         names = self.predictor.class_names
         labels = [names.index(given)] if given in names else self.predictor.find_classes(given)
@@ -282,7 +298,9 @@ class ExplanationService:
         with FILES[kind](path, info) as add:
             for number, (upload, label) in enumerate(chosen, start=1):
                 image, name = upload.image, upload.name
-                add(number, predictor.explain(image, (label,), methods=used, name=name))
+                with self._turn(used):
+                    found = predictor.explain(image, (label,), methods=used, name=name)
+                add(number, found)
         return _zipped(path) if path.is_dir() else path
 
     def _exact_map(self, upload: Upload, label: int) -> ClassMap:
@@ -300,14 +318,34 @@ class ExplanationService:
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
-                return self._cache[key]
+                return self._cache[key][1]
         # Without the file's name: another user may ask about the same pixels.
-        found = self.predictor.explain(upload.image, labels or None, methods=methods)
+        with self._turn(methods):
+            found = self.predictor.explain(upload.image, labels or None, methods=methods)
         with self._lock:
-            self._cache[key] = found
+            self._cache[key] = time.monotonic(), found
             while len(self._cache) > self.limits.cached:
                 self._cache.popitem(last=False)
         return found
+
+    def forget(self) -> None:
+        """Deletes cached explanations that are as old as uploads may be."""
+        oldest = time.monotonic() - self.limits.seconds
+        with self._lock:
+            for key in [key for key, (made, _) in self._cache.items() if made < oldest]:
+                del self._cache[key]
+
+    @contextmanager
+    def _turn(self, methods: Sequence[str] = ()) -> Iterator[None]:
+        """Waits until there is room for a computation, unless nobody waits for its result."""
+        turn = self._turns[any(METHODS.get(name).cost == "many" for name in methods)]
+        while not turn.acquire(timeout=0.1):
+            check_cancelled()
+        try:
+            check_cancelled()
+            yield
+        finally:
+            turn.release()
 
 
 def _zipped(folder: Path) -> Path:
