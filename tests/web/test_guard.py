@@ -352,7 +352,7 @@ def test_cheap_requests_never_wait_behind_expensive_ones(slow_server):
 @pytest.mark.slow
 def test_the_model_answers_while_the_queue_is_full(slow_server):
     file = slow_server.upload()
-    answers = [slow_server.call("explain", file, "cat", "occlusion", 0.5, False) for _ in range(25)]
+    answers = [slow_server.call("explain", file, "cat", "occlusion", 0.5, True) for _ in range(25)]
     refused = [each for each in answers if each.status_code == 503]
     assert refused
     assert "Queue is full" in sentence_of(refused[0])

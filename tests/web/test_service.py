@@ -164,7 +164,7 @@ def test_the_cache_is_bounded_and_contains_no_names(tmp_path, pictures):
         for label in range(3):
             service.explain(service.open(path), label)
     assert len(service._cache) == 4
-    assert {found.name for found in service._cache.values()} == {""}
+    assert {found.name for _, found in service._cache.values()} == {""}
     # The same pixels are explained once, whatever the file is called.
     other = tmp_path / "other.png"
     other.write_bytes(pictures[-1].read_bytes())
