@@ -117,6 +117,10 @@ class GradCam(AttentionExplainer):
 
     title = "GradCAM"
     color = "#8a5cd1"
+    blank = (
+        "GradCAM keeps what is positive alone, and on average no head of the last layer speaks for "
+        "this class"
+    )
 
     def scores(self, seen: Observation, classes: Tensor) -> Tensor:
         last = seen.attentions[-1]

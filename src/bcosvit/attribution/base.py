@@ -170,6 +170,8 @@ class Explainer(ABC):
     """Whether maps, residual and bias add up to the logit."""
     baseline: ClassVar[bool] = False
     """Whether the method explains nothing and serves as a floor for others."""
+    blank: ClassVar[str] = ""
+    """Why a map may be zero everywhere, for those who see one."""
     several: ClassVar[bool] = False
     """Whether ``__call__`` takes targets of several classes per image itself."""
     version: ClassVar[int] = 1

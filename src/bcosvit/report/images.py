@@ -36,6 +36,8 @@ COARSE = 128
 _BLUE_WHITE_RED = ("#2148c4", "#ffffff", "#ce1826")
 # An odd number, so that zero has a color of its own, and few enough for a palette.
 _LEVELS = 255
+# Of the gray photo below an overlay: on black, dark red and blue would not be seen.
+_FLOOR = 110
 _GAP, _MARGIN, _LINE, _TEXT = 8, 12, 18, 13
 
 
@@ -163,8 +165,13 @@ def map_figure(method: str, map: Tensor, scale: float, class_name: str) -> MapFi
         ),
         title=title,
         gradient=gradient_css(method),
-        ends=ends if scale > 0 else ("zero everywhere",),
+        ends=ends if scale > 0 else (_blank(method),),
     )
+
+
+def _blank(method: str) -> str:
+    why = describe_method(method).blank
+    return f"zero everywhere: {why}" if why else "zero everywhere"
 
 
 def overlay_image(
@@ -193,7 +200,7 @@ def overlay_image(
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha = {alpha} is not allowed: give 0 (photo alone) to 1.")
     # Gray, since the photo's own colors would be mistaken for contributions.
-    gray = (photo @ np.array([0.299, 0.587, 0.114]))[..., None]
+    gray = _FLOOR + (1 - _FLOOR / 255) * (photo @ np.array([0.299, 0.587, 0.114]))[..., None]
     cover = alpha * np.abs(_strength(map, scale))[..., None]
     return np.rint((1 - cover) * gray + cover * method_image(method, map, scale)).astype(np.uint8)
 

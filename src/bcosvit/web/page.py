@@ -1,5 +1,6 @@
 """The layout of the page and its events."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ _CLICK_DOWNLOAD = """() => document.querySelector("#download").click()"""
 def add_page(service: ExplanationService) -> None:
     """Adds components and events to the ``gr.Blocks`` that is being built."""
     events, names = PageEvents(service=service), service.predictor.class_names
+    listed_names = [(name, number) for number, name in enumerate(names)]
     listed, exact = min(TOP, len(names)), service.exact is not None
     choose, draw_box = ((STATIC / name).read_text() for name in ("choose.js", "draw.js"))
 
     def html(content: str = "", **options: Any) -> gr.HTML:
         return gr.HTML(content, **{"apply_default_css": False, "js_on_load": None, **options})
 
-    html(render.header(service.predictor))
+    html(render.header(service.predictor), js_on_load=(STATIC / "search.js").read_text())
     state = gr.JSON(EMPTY, visible="hidden", elem_id="state")
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
@@ -41,14 +43,24 @@ def add_page(service: ExplanationService) -> None:
                 height=160,
                 elem_id="upload",
             )
+            html(render.camera(), js_on_load=(STATIC / "camera.js").read_text(), elem_id="camera")
+            examples = html(render.examples(), js_on_load=choose, elem_id="examples")
             thumbnails = html(js_on_load=choose, elem_id="pictures")
             with gr.Column(visible=False) as choice:
                 classes = html(js_on_load=choose, elem_id="classes")
                 other = gr.Dropdown(
-                    [(name, number) for number, name in enumerate(names)],
+                    listed_names,
                     value=None,
                     label="Any class",
                     elem_id="other",
+                )
+                versus = gr.Dropdown(
+                    [("nothing: all evidence", -1), *listed_names],
+                    value=None,
+                    label="Rather than",
+                    info="What speaks for the class rather than for this one, exactly.",
+                    visible=exact,
+                    elem_id="versus",
                 )
         with gr.Column(scale=3, min_width=320):
             nothing = html(render.empty(render.NOTHING))
@@ -98,6 +110,10 @@ def add_page(service: ExplanationService) -> None:
         listed = [EMPTY, content, ""] if selection is None else listing(selection, content)
         return [*listed, None, *shown, *[None] * len(edges)]
 
+    def choose_example(event: gr.EventData) -> list[str]:
+        path = render.EXAMPLES[event._data["index"]]
+        return [downloadable(files, lambda folder: shutil.copy(path, folder / path.name))]
+
     def listing(selection: Selection, *more: Any) -> list[Any]:
         return [selection.state(), *more, events.classes(selection)]
 
@@ -133,7 +149,8 @@ def add_page(service: ExplanationService) -> None:
         }
 
     own = [files, state]
-    show = listener(events.show, [*own, alpha, scale, *edges], [title, views, sums, region])
+    show = listener(events.show, [*own, alpha, scale, versus, *edges], [title, views, sums, region])
+    examples.select(**listener(choose_example, [], files, show_progress="minimal"))
     compare = listener(events.compare, [*own, methods, scale], compared, show_progress="minimal")
     # While a slider is dragged or a number is typed, only the last value counts.
     last: dict[str, Any] = {"trigger_mode": "always_last"}
@@ -149,6 +166,7 @@ def add_page(service: ExplanationService) -> None:
     for event in changed:
         event.success(**show).success(**compare)
     alpha.change(**show, **last)
+    versus.input(**show, **last)
     scale.change(**show).success(**compare)
     for edge in edges:
         edge.input(**show, **last)

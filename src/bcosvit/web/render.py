@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from bcosvit.attribution import method_title
 from bcosvit.predictor import Predictor, Sums
+from bcosvit.report.explain import probability_note
 from bcosvit.report.images import (
     MapFigure,
     Picture,
@@ -19,11 +20,12 @@ from bcosvit.report.images import (
     weight_image,
 )
 from bcosvit.report.pages import macros
+from bcosvit.shipped import PHOTOS
 from bcosvit.web.service import Box, ClassMap, Region, Upload
 
 NOTHING = (
-    "Drop photos, choose them, or paste one. You will see what the model recognizes, and how much "
-    "each pixel contributes to it."
+    "Drop photos, choose them, paste one, or try an example. You will see what the model "
+    "recognizes, and how much each pixel contributes to it."
 )
 SUMS = "Contributions, the residual (the share of constants) and the bias sum to the logit."
 REGION = (
@@ -35,6 +37,9 @@ METHODS = (
     "picture through the model many times."
 )
 DOWNLOAD = "All pictures, each with the class that is chosen for it."
+
+EXAMPLES = sorted(PHOTOS.glob("*.jpg"))
+"""Photographs to try."""
 
 _NO_BOX = Box(x=0, y=0, width=0, height=0)
 
@@ -52,7 +57,32 @@ class Thumbnail:
 
 def header(predictor: Predictor) -> Markup:
     """Renders the title of the page and the model's description."""
-    return _fragments().header(predictor.describe(), Path(predictor.weights).name)
+    return _fragments().header(
+        predictor.describe(),
+        Path(predictor.weights).name,
+        predictor.class_names,
+        probability_note(predictor),
+    )
+
+
+def examples() -> Markup:
+    """Renders the photographs to try, as buttons."""
+    return _fragments().examples(
+        [
+            Picture(data=path.read_bytes(), alt=f"Example: {path.stem}", width=96, height=96)
+            for path in EXAMPLES
+        ]
+    )
+
+
+def camera() -> Markup:
+    """Renders the button that takes a photo."""
+    return _fragments().camera()
+
+
+def rather(name: str, other: str, logit: float) -> Markup:
+    """Renders the title of a comparison of two classes."""
+    return _fragments().rather(name, other, logit)
 
 
 def heading(title: str, hint: str) -> Markup:

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from torch import Tensor
 
+from bcosvit.attribution import Attribution
+from bcosvit.predictor import Sums
 from bcosvit.report.explain import TOP
+from bcosvit.report.images import contribution_scales
 from bcosvit.web import render
-from bcosvit.web.service import Box, ExplanationService, Upload
+from bcosvit.web.service import Box, ClassMap, ExplanationService, Upload
 
 INDEPENDENT, JOINT = "Independent", "Joint"
 
@@ -114,20 +118,48 @@ class PageEvents:
         return render.class_list([self.service.entry(found, each) for each in listed], label)
 
     def show(
-        self, paths: list[str] | None, state: Any, alpha: float, scale: str, *edges: int | None
+        self,
+        paths: list[str] | None,
+        state: Any,
+        alpha: float,
+        scale: str,
+        versus: int | None,
+        *edges: int | None,
     ) -> list[Markup]:
-        """Returns title, pictures, sums and region."""
+        """Returns title, pictures, sums and region; ``versus`` is a class to compare with."""
         selection = self.selection(paths, state)
         if selection.current < 0:
             return [Markup()] * 4
         upload, label = self.chosen(selection, selection.current)
         shown = self.service.explain(upload, label, joint=scale == JOINT)
         entry = self.service.entry(shown.found, label)
+        if versus is not None and versus >= 0 and self.service.exact is not None:
+            return self.rather(upload, label, int(versus), alpha, Box.of(edges))
         views = render.views(shown, entry["class"], alpha, Box.of(edges))
         if self.service.exact is None:
             return [render.title(entry), views, Markup(), Markup()]
         sums = render.sums(self.service.sums(upload, label))
         return [render.title(entry), views, sums, self.region(selection, *edges)]
+
+    def rather(
+        self, upload: Upload, label: int, versus: int, alpha: float, box: Box | None
+    ) -> list[Markup]:
+        """Returns what `show` does, for a class rather than another one."""
+        if not versus < len(self.service.predictor.class_names):
+            raise ValueError("There is no such class to compare with: choose another.")
+        both = [self.service.explain(upload, each) for each in (label, versus)]
+        name, other = (
+            self.service.entry(each.found, k)["class"]
+            for each, k in zip(both, (label, versus), strict=True)
+        )
+        shown, sums = difference(*both)
+        text = f"{name} rather than {other}"
+        return [
+            render.rather(name, other, sums.logit),
+            render.views(shown, text, alpha, box),
+            render.sums(sums),
+            render.empty("Regions are measured for one class: choose “nothing” to compare with."),
+        ]
 
     def region(self, selection: Selection, *edges: int | None) -> Markup:
         """Returns what the box contributes, or what is wrong with the box."""
@@ -160,3 +192,37 @@ class PageEvents:
                 chosen.append(self.chosen(selection, index))
         used = ",".join([self.service.methods[0], *methods])
         return self.service.write_file(chosen, used, kind, folder)
+
+
+def difference(one: ClassMap, other: ClassMap) -> tuple[ClassMap, Sums]:
+    """What speaks for one class rather than another: the difference of two rows of W(x).
+
+    Args:
+        one: The exact map of the class.
+        other: That of the other class, of the same picture.
+
+    Returns:
+        The map, and the terms that sum to the difference of the logits.
+    """
+    pair = [(each.found.attributions[each.method], each.row) for each in (one, other)]
+
+    def subtracted(name: str) -> Tensor | None:
+        first, second = (getattr(found, name) for found, _ in pair)
+        return None if first is None else (first[pair[0][1]] - second[pair[1][1]])[None]
+
+    map_ = one.map - other.map
+    found = Attribution(
+        map=map_[None],
+        target=one.found.target[one.row][None],
+        weights=subtracted("weights"),
+        residual=subtracted("residual"),
+        logit=subtracted("logit"),
+    )
+    explanation = replace(one.found, target=found.target, attributions={one.method: found})
+    shown = ClassMap(
+        found=explanation,
+        method=one.method,
+        row=0,
+        scale=contribution_scales(map_[None], joint=False)[0],
+    )
+    return shown, explanation.sums(0)

@@ -26,7 +26,7 @@ const draw = () => {
     for (const name of ["x", "y", "width", "height"]) rectangle.setAttribute(name, box[name]);
 };
 element.addEventListener("pointerdown", event => {
-  stage = event.target.closest(".stage");
+  stage = event.target.closest(".enlarge") ? null : event.target.closest(".stage");
   if (!stage || event.button) { stage = null; return; }
   event.preventDefault();
   stage.setPointerCapture(event.pointerId);
