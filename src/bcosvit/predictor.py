@@ -95,6 +95,18 @@ class Explanation:
     """By method: maps [C, H, W] and so on."""
     name: str = ""
     """Of the picture."""
+    unlike: float | None = None
+    """How unlike the model's training photographs the picture is, from 0 to 1; None where the
+    weights bring no such score (`bcosvit.models.unknown`)."""
+    is_unlike: bool = False
+    """Whether this is more than for 95 % of the pictures of known kinds."""
+
+    @property
+    def warning(self) -> str:
+        """Says that the picture is unlike what the model knows; empty where it is not."""
+        if not self.is_unlike:
+            return ""
+        return "Unlike anything this model was trained on: do not rely on its classes."
 
     @property
     def exact(self) -> Attribution | None:
@@ -345,6 +357,8 @@ class Predictor:
                 logits = self.model(images)
         else:
             logits = first.logits
+        unlike = unwrapped(self.model).unlike
+        score = None if unlike is None else unlike(logits[0]).item()
         return Explanation(
             image=image,
             logits=logits[0].cpu(),
@@ -352,6 +366,8 @@ class Predictor:
             target=resolve_target(target, logits)[0].cpu(),
             attributions={method: _of_image(each) for method, each in found.items()},
             name=name,
+            unlike=score,
+            is_unlike=score is not None and unlike is not None and score > unlike.threshold,
         )
 
 

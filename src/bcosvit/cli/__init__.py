@@ -10,6 +10,7 @@ from bcosvit import __version__
 from bcosvit.cli import (
     audit,
     bcosify,
+    calibrate,
     doctor,
     evaluate,
     explain,
@@ -33,6 +34,7 @@ for command in (
     train.train,
     evaluate.evaluate,
     audit.audit,
+    calibrate.calibrate,
     reproduce.reproduce,
     export.export,
     bcosify.bcosify,

@@ -103,6 +103,10 @@ def print_predictions(found: "Outcome") -> None:
             table.add_row(escape(name), escape(entry["class"]), percent(entry["probability"]))
     console = Console()
     console.print(table, highlight=False)
+    for prediction in found.predictions:
+        if prediction.warning:
+            text = prediction.warning if single else f"{prediction.name}: {prediction.warning}"
+            console.print(text, style="yellow", highlight=False, soft_wrap=True, markup=False)
     if (more := found.explained - len(found.predictions)) > 0:
         console.print(f"and {more} more", highlight=False)
     if found.note:

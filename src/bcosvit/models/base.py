@@ -15,10 +15,12 @@ from bcosvit.models.card import model_card
 from bcosvit.models.config import Config
 from bcosvit.models.hub import HUB_FILE, hub_file, is_file, locate, upload_folder
 from bcosvit.models.registry import KINDS, kind_of, to_dict
+from bcosvit.models.unknown import Unlike
 from bcosvit.models.weights import (
     CLASSES_KEY,
     IDS_KEY,
     RUN_KEY,
+    UNLIKE_KEY,
     class_names_of,
     current_key,
     load_state,
@@ -77,6 +79,8 @@ class Classifier(nn.Module, Generic[C]):
     """The names of the classes, where the weights bring them; they are saved with the model."""
     class_ids: tuple[str, ...] | None = None
     """Short names of the classes, such as WordNet IDs, where the weights bring them."""
+    unlike: Unlike | None = None
+    """How unlike the training photographs a picture is, where the weights bring such a score."""
     eval_crop: float | None = None
     """The share of a picture's short side that training validated on; None is the paper's."""
 
@@ -136,7 +140,7 @@ class Classifier(nn.Module, Generic[C]):
         head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
         setattr(self, self.head_name, head)
         self.logit, self.config = fresh.logit, fresh.config
-        self.classes = self.class_ids = None
+        self.classes = self.class_ids = self.unlike = None
 
     def start_from(self, trunk: "AnyModel") -> None:
         """Takes over the weights of the model that was given as ``backbone``."""
@@ -253,6 +257,8 @@ class Classifier(nn.Module, Generic[C]):
         metadata = read_metadata(path)
         model.classes = class_names_of(path, metadata, config.num_classes)
         model.class_ids = class_names_of(path, metadata, config.num_classes, IDS_KEY)
+        if UNLIKE_KEY in metadata:
+            model.unlike = Unlike.loads(metadata[UNLIKE_KEY], config.num_classes)
         model.eval_crop = run_notes(metadata, path).get("eval_crop")
         return model.eval()
 
@@ -423,6 +429,8 @@ def own_metadata(model: AnyModel) -> dict[str, str]:
         found[CLASSES_KEY] = json.dumps(model.classes)
     if model.class_ids is not None:
         found[IDS_KEY] = json.dumps(model.class_ids)
+    if model.unlike is not None:
+        found[UNLIKE_KEY] = model.unlike.dumps()
     if model.eval_crop is not None:
         found[RUN_KEY] = json.dumps({"eval_crop": model.eval_crop})
     return found

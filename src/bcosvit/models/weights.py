@@ -38,6 +38,8 @@ CLASSES_KEY = "bcosvit.classes"
 """The metadata key of the class names, a JSON list."""
 IDS_KEY = "bcosvit.class_ids"
 """The metadata key of short names of the classes, such as WordNet IDs, a JSON list."""
+UNLIKE_KEY = "bcosvit.unlike"
+"""The metadata key of the score of pictures of unknown kinds, as JSON (`Unlike`)."""
 RUN_KEY = "bcosvit.run"
 """The metadata key of what training says about itself, as JSON."""
 

@@ -59,6 +59,8 @@ class Prediction:
     name: str
     entries: tuple[dict[str, Any], ...]
     """The most confident classes, and those that are explained."""
+    warning: str = ""
+    """Where the picture is unlike what the model knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ def probability_note(predictor: Predictor) -> str:
 def _prediction(found: Explanation, predictor: Predictor) -> Prediction:
     listed = dict.fromkeys([*found.top(TOP), *found.target.tolist()])
     entries = [found.entry(label, predictor.class_names) for label in listed]
-    return Prediction(name=found.name, entries=tuple(entries))
+    return Prediction(name=found.name, entries=tuple(entries), warning=found.warning)
 
 
 def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
@@ -413,6 +415,7 @@ def _section(number: int, found: Explanation, info: ReportInfo) -> str:
         "report/templates/explanation.html.jinja",
         number=number,
         name=found.name,
+        warning=found.warning,
         listed=[found.entry(label, names) for label in listed],
         chosen=[place for place, label in enumerate(listed) if label in explained],
         photo=Picture.of(photo, f"{found.name}, as the model saw it"),
@@ -460,6 +463,8 @@ def _record(number: int, found: Explanation, names: Sequence[str]) -> dict[str, 
     return {
         "number": number,
         "file": found.name,
+        "unlike": found.unlike,
+        "is_unlike": found.is_unlike,
         "top": [found.entry(label, names) for label in found.top(TOP)],
         "explained": explained,
     }

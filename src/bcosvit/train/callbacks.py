@@ -36,7 +36,8 @@ from bcosvit.files import atomic
 from bcosvit.metrics import GridPointingGame, MaskOverlap, Metric, evaluate
 from bcosvit.metrics.evaluation import obstacles
 from bcosvit.models.card import model_card
-from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, save_state
+from bcosvit.models.unknown import fit_known
+from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, UNLIKE_KEY, save_state
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
 from bcosvit.train.data import Batch
@@ -93,6 +94,10 @@ class BestModel(Callback):
         if not trainer.is_global_zero:
             return
         weights, metadata = model_state(state), self._metadata()
+        if len(pl_module.largest_logits) > 1:
+            # Of the first process, where there are several: an even share of the images.
+            unlike = fit_known(torch.tensor(pl_module.largest_logits)[:, None])
+            metadata[UNLIKE_KEY] = unlike.dumps()
         save_state(weights, self.plan.model, self.folder / WEIGHTS, metadata=metadata)
         with atomic(self.folder / CARD) as temporary:
             temporary.write_text(self._card(), encoding="utf-8")

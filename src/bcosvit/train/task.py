@@ -120,6 +120,8 @@ class Task(LightningModule):
         waits for it."""
         self.measured: dict[str, float] = {}
         """What validation has measured beside loss and accuracy, by columns of ``metrics.csv``."""
+        self.largest_logits: list[float] = []
+        """Of the images that this process has validated on, for the score of unknown kinds."""
         self.num_classes = model.config.num_classes
         self.train_means = Means("loss", "top1")
         # With at most five classes the top five are always right.
@@ -225,6 +227,7 @@ class Task(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.check_loss()
         self.measured.clear()
+        self.largest_logits = []
         if self.fading is not None:
             # Averaged weights would come with averages of λ and B.
             self.fading.apply(self.model, self.progress)
@@ -246,6 +249,7 @@ class Task(LightningModule):
         logits = self(batch.inputs)
         losses = self.loss(logits, batch)
         self._update_means("val", self.val_means, logits, losses, batch)
+        self.largest_logits += logits.amax(1)[batch.weights > 0].tolist()
 
     def _update_means(
         self, stage: str, means: Means, logits: Tensor, losses: Tensor, batch: Batch

@@ -131,7 +131,11 @@ def add_api(service: ExplanationService) -> None:
         if top is None or top < 1:
             raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
         found = service.predict(service.open(picture))
-        return {"top": [service.entry(found, label) for label in found.top(int(top))]}
+        return {
+            "top": [service.entry(found, label) for label in found.top(int(top))],
+            "unlike": found.unlike,
+            "is_unlike": found.is_unlike,
+        }
 
     def explain(
         picture: str | None, label: str, method: str, overlay: float | None, joint: bool

@@ -117,9 +117,9 @@ def class_list(entries: Sequence[Mapping[str, Any]], chosen: int) -> Markup:
     return _fragments().class_list(entries, chosen)
 
 
-def title(entry: Mapping[str, Any]) -> Markup:
-    """Renders the class that is explained."""
-    return _fragments().title(entry)
+def title(entry: Mapping[str, Any], warning: str = "") -> Markup:
+    """Renders the class that is explained, below a warning."""
+    return _fragments().title(entry, warning)
 
 
 def views(shown: ClassMap, name: str, alpha: float, box: Box | None) -> Markup:

@@ -137,9 +137,10 @@ class PageEvents:
             return self.rather(upload, label, int(versus), alpha, Box.of(edges))
         views = render.views(shown, entry["class"], alpha, Box.of(edges))
         if self.service.exact is None:
-            return [render.title(entry), views, Markup(), Markup()]
+            return [render.title(entry, shown.found.warning), views, Markup(), Markup()]
         sums = render.sums(self.service.sums(upload, label))
-        return [render.title(entry), views, sums, self.region(selection, *edges)]
+        title = render.title(entry, shown.found.warning)
+        return [title, views, sums, self.region(selection, *edges)]
 
     def rather(
         self, upload: Upload, label: int, versus: int, alpha: float, box: Box | None
