@@ -75,7 +75,7 @@ class EvidenceSettings:
     """The constant that is added to all logits."""
     classes: tuple[str, ...]
     batch_size: int
-    chunk: int = CHUNK
+    chunk: int
     version: int = VERSION
 
 
@@ -234,6 +234,7 @@ def collect_evidence(
         bias=float(model.logit.bias),
         classes=predictor.class_names,
         batch_size=batch_size,
+        chunk=CHUNK,
     )
     ranks = Ranks.current() if shard is None else Ranks(*shard)
     make_folder(Path(folder))

@@ -5,6 +5,7 @@ beside it instead and loaded when they come into view. Filters work by style she
 nothing runs in the browser.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ SIDE = 112
 """The width of pictures in pixels."""
 SHOWN = 24
 """Mistakes and other pictures of a list that are shown; tables have all."""
+LISTED = 8
+"""Suspicions that are shown."""
 CONFUSED = 20
 """Classes up to which the confusion matrix is shown whole."""
 
@@ -308,7 +311,10 @@ class _Gallery:
 
     def add(self, image: RGB, alt: str, number: int | None, side: int = SIDE) -> Shown:
         small = Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS)
-        shown = Shown(Picture.of(np.asarray(small), alt), number)
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=85)
+        picture = Picture(data=buffer.getvalue(), alt=alt, width=side, height=side)
+        shown = Shown(picture, number)
         self.shown.append(shown)
         return shown
 
@@ -371,8 +377,7 @@ class _Gallery:
             if self.inline:
                 each.source = each.picture.source
                 continue
-            ending = "png" if each.picture.data.startswith(b"\x89PNG") else "jpg"
-            each.source = f"{PICTURES}/{number:06d}.{ending}"
+            each.source = f"{PICTURES}/{number:06d}.jpg"
             with atomic(folder / each.source) as temporary:
                 temporary.write_bytes(each.picture.data)
 
@@ -384,7 +389,7 @@ def _view(audit: Audit, gallery: _Gallery) -> dict[str, Any]:
     known = np.zeros(0, np.int64) if on is None else np.flatnonzero(~np.isnan(on[:, 0]))
     return {
         "kinds": KINDS,
-        "suspicions": [_suspicion(audit, gallery, each) for each in audit.suspicions[:12]],
+        "suspicions": [_suspicion(audit, gallery, each) for each in audit.suspicions[:LISTED]],
         "classes": [_class(gallery, each, evidence) for each in audit.classes],
         "accuracies": audit.accuracies,
         "confusion": _confusion(audit) if len(audit.classes) <= CONFUSED else None,

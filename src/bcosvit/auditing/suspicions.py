@@ -130,7 +130,7 @@ class Suspicion:
         if cluster is not None and cluster.dense and cluster.spread < 0.6:
             found.append("looks nearly the same in all of its pictures")
         if cluster is not None and cluster.off_object is not None and cluster.off_object > 0.5:
-            found.append(f"{cluster.off_object:.0%} of it lie beside the object")
+            found.append(f"lies beside the object ({cluster.off_object:.0%} of its area)")
         if cluster is not None and cluster.elsewhere > 0.5:
             found.append("looks like cells of other classes")
         without = self.accuracy_without

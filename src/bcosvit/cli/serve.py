@@ -38,6 +38,10 @@ def serve(
     root_path: Annotated[
         str | None, typer.Option(help="The path or address that a proxy serves the page at.")
     ] = None,
+    audit: Annotated[
+        str | None,
+        typer.Option(help="A folder of `bcosvit audit`, whose report is served at /audit/."),
+    ] = None,
 ) -> None:
     """Serves a page and an HTTP API that explain pictures, until Ctrl-C.
 
@@ -70,7 +74,14 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with serving(
-        service, host=host, port=port, root_path=root_path, allow_hosts=allow_host or ()
+        service,
+        host=host,
+        port=port,
+        root_path=root_path,
+        allow_hosts=allow_host or (),
+        audit=audit,
     ) as address:
+        if audit is not None:
+            Console().print(f"{address}audit/", highlight=False, soft_wrap=True)
         Console().print(f"{address} (press Ctrl-C to stop)", highlight=False, soft_wrap=True)
         stop.wait()

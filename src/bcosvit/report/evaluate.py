@@ -30,8 +30,11 @@ from bcosvit.metrics import (
     evaluate,
     obstacles,
 )
+from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
+from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 from bcosvit.report.charts import draw_chart
+from bcosvit.report.images import Picture, overlay_image, photo_image
 from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import metric_columns
@@ -152,8 +155,58 @@ def evaluate_weights(
             ),
             left_out=left_out,
             skipped=pictures.skipped(),
+            class_names=predictor.class_names,
+            mistakes=explain_mistakes(predictor, pictures, found, chosen[0]),
         )
     return found
+
+
+MISTAKES = 12
+"""The most confident mistakes that a report explains."""
+
+MATRIX = 20
+"""Classes up to which the confusion matrix is shown."""
+
+
+def explain_mistakes(
+    predictor: Predictor, pictures: Images, found: Evaluation, method: str
+) -> list[dict[str, Any]]:
+    """Explains the most confident mistakes, for the class that was predicted and for the label.
+
+    Args:
+        predictor: The model.
+        pictures: The data.
+        found: Its evaluation on them.
+        method: The explanation method.
+
+    Returns:
+        What the report shows of each.
+    """
+    wrong = [image for image in found.accuracy.predictions if not image.correct]
+    wrong.sort(key=lambda image: (image.log_odds, image.key))
+    shown = []
+    for image in wrong[:MISTAKES]:
+        picture = pictures[image.index][0]
+        each = predictor.explain(picture, [image.predicted, image.label], methods=[method])
+        photo, maps = photo_image(picture), each.attributions[method].map
+        classes = [predictor.class_names[label] for label in (image.predicted, image.label)]
+        shown.append(
+            {
+                "key": image.key,
+                "classes": classes,
+                "confidences": [
+                    each.probabilities[n].item() for n in (image.predicted, image.label)
+                ],
+                "pictures": [
+                    Picture.of(photo, image.key),
+                    *(
+                        Picture.of(overlay_image(photo, method, map_), f"Evidence for {name}")
+                        for map_, name in zip(maps, classes, strict=True)
+                    ),
+                ],
+            }
+        )
+    return shown
 
 
 def write_report(
@@ -164,6 +217,8 @@ def write_report(
     provenance: Provenance,
     left_out: Mapping[str, str] | None = None,
     skipped: Sequence[Skipped] = (),
+    class_names: Sequence[str] = (),
+    mistakes: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes the HTML report of an evaluation.
 
@@ -174,6 +229,8 @@ def write_report(
         provenance: How the report was made.
         left_out: The reasons by the names of metrics that were not measured.
         skipped: Pictures that could not be read.
+        class_names: The model's classes; without, the report does not list them.
+        mistakes: What `explain_mistakes` returns.
     """
     columns, methods = metric_columns(found), found.settings["methods"]
     write_page(
@@ -194,7 +251,16 @@ def write_report(
         results=[_shown(name, result) for name, result in found.results.items()],
         left_out=[(_title(name), reason) for name, reason in (left_out or {}).items()],
         skipped=skipped,
+        class_names=class_names,
+        accuracies=_accuracies(found) if class_names else [],
+        show_matrix=len(class_names) <= MATRIX,
+        mistakes=mistakes,
     )
+
+
+def _accuracies(found: Evaluation) -> list[ClassAccuracy]:
+    predictions = found.accuracy.predictions
+    return class_accuracies([p.label for p in predictions], [p.predicted for p in predictions])
 
 
 @dataclass(frozen=True, kw_only=True)

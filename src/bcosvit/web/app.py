@@ -21,6 +21,7 @@ from gradio.exceptions import InvalidPathError
 from starlette.middleware import Middleware
 
 from bcosvit.web.api import ENDPOINTS, add_api, check_call
+from bcosvit.web.audits import audit_routes
 from bcosvit.web.guard import WENT_WRONG, Guard, allowed_hosts, impatient
 from bcosvit.web.jobs import JOBS, Jobs
 from bcosvit.web.page import STATIC, add_page
@@ -92,6 +93,7 @@ def serving(
     port: int = 7860,
     root_path: str | None = None,
     allow_hosts: Sequence[str] = (),
+    audit: str | None = None,
 ) -> Iterator[str]:
     """Serves page and API in background threads until the block ends.
 
@@ -101,6 +103,7 @@ def serving(
         port: The port to listen on.
         root_path: The path or address at which a proxy shows the page.
         allow_hosts: Names by which the server may be addressed, besides its own.
+        audit: The folder of an audit, which is served at ``/audit/``.
 
     Yields:
         The address of the page.
@@ -109,6 +112,8 @@ def serving(
         ValueError: If the port cannot be used.
     """
     limits = service.limits
+    # A folder without an audit is found before the server runs.
+    pages = None if audit is None else audit_routes(service, audit)
     with _temporary_files() as folder:
         blocks = build(service)
         guard = Middleware(
@@ -148,6 +153,9 @@ def serving(
         stop = threading.Event()
         sweeper = threading.Thread(target=_sweep, args=(folder, service, stop), daemon=True)
         sweeper.start()
+        if pages is not None:
+            # First, since Gradio's own routes take what they can.
+            blocks.app.router.routes.insert(0, pages)
         try:
             yield str(blocks.local_url)
         finally:

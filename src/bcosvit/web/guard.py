@@ -33,7 +33,7 @@ JSON_BYTES = 1_000_000
 PREFIX = "/gradio_api/"
 _PATHS = re.compile(
     r"/(|config/?|(assets|static|svelte)/.*|theme\.css|favicon\.ico|manifest\.json|robots\.txt"
-    r"|pwa_icon(/\d+)?"
+    r"|pwa_icon(/\d+)?|audit/.*"
     r"|gradio_api/(info/?|openapi\.json|app_id/?|startup-events|theme\.css|queue/(join|data)"
     r"|(call|run|api)/[^/]+/?|call/[^/]+/[^/]+|upload|upload_progress|heartbeat/[^/]+|cancel|reset/?"
     r"|file=.*|custom_component/.*))"

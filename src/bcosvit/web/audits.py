@@ -1,0 +1,147 @@
+"""An audit as pages of the server: the report, and the pictures of its classes and clusters.
+
+The report is the file that `bcosvit audit` has written. On the server its pictures are links: each
+opens an explanation by the model that is served, and each cluster opens a list of its pictures.
+"""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from markupsafe import escape
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Mount, Route
+
+from bcosvit.auditing.report import PICTURES, REPORT, read_summary
+from bcosvit.auditing.run import SOURCE, open_pictures
+from bcosvit.report.explain import ReportInfo, html_report
+from bcosvit.report.images import photo_bytes, photo_image
+from bcosvit.report.provenance import Provenance
+from bcosvit.web.service import ExplanationService
+
+AT_ONCE = 200
+"""Pictures that a list shows."""
+
+_FILES = {".csv": "text/csv", ".parquet": "application/octet-stream", ".json": "application/json"}
+
+
+def audit_routes(service: ExplanationService, folder: str | Path) -> Mount:
+    """Makes the pages of an audit.
+
+    Args:
+        service: The model; it should be the one that was audited.
+        folder: What `bcosvit audit` has written.
+
+    Returns:
+        The pages below ``/audit``.
+
+    Raises:
+        ValueError: If the folder holds no finished audit, or the data are not there any more.
+    """
+    pages = _Pages(service, Path(folder))
+    return Mount(
+        "/audit",
+        routes=[
+            Route("/", pages.report),
+            Route("/picture/{index:int}", pages.picture),
+            Route("/thumbnail/{index:int}", pages.thumbnail),
+            Route("/list/{name}", pages.list),
+            Route("/{file:path}", pages.file),
+        ],
+    )
+
+
+class _Pages:
+    def __init__(self, service: ExplanationService, folder: Path) -> None:
+        self.service, self.folder = service, folder
+        self.summary = read_summary(folder)
+        source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+        predictor = service.predictor
+        self.pictures, _ = open_pictures(
+            predictor,
+            source["data"],
+            split=source["split"],
+            limit=source["limit"],
+            seed=source["seed"],
+        )
+        if self.pictures.fingerprint() != self.summary["settings"]["data"]:
+            raise ValueError(
+                f"The data of the audit {folder} are not what they were; run the audit again."
+            )
+
+    def report(self, request: Request) -> Response:
+        page = (self.folder / REPORT).read_text(encoding="utf-8", errors="replace")
+        # What are pictures in the file are links here, and so are the names of clusters.
+        page = re.sub(
+            r'(<figure class="example" data-picture="(\d+)">\s*<div[^>]*>)(.*?)(</div>)',
+            r'\1<a href="picture/\2" style="display: contents">\3</a>\4',
+            page,
+            flags=re.DOTALL,
+        )
+        page = re.sub(r"<b>Cluster ([\d.]+)</b>", r'<b><a href="list/\1">Cluster \1</a></b>', page)
+        policy = "img-src data: 'self'; style-src"
+        return HTMLResponse(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
+
+    def picture(self, request: Request) -> Response:
+        index = request.path_params["index"]
+        if not 0 <= index < len(self.pictures):
+            return Response("There is no such picture.", 404)
+        predictor = self.service.predictor
+        image, label, key = self.pictures[index]
+        predicted = predictor.explain(image, methods=[]).top(1)[0]
+        found = predictor.explain(image, list(dict.fromkeys([predicted, label])), name=key)
+        methods = list(found.attributions)
+        info = ReportInfo(
+            predictor=predictor,
+            methods=methods,
+            provenance=Provenance.of({"model": predictor.config}),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "page.html")
+            with html_report(path, info) as add:
+                add(0, found)
+            return HTMLResponse(path.read_text(encoding="utf-8"))
+
+    def thumbnail(self, request: Request) -> Response:
+        index = request.path_params["index"]
+        if not 0 <= index < len(self.pictures):
+            return Response("There is no such picture.", 404)
+        data = photo_bytes(photo_image(self.pictures[index][0]))
+        kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+        return Response(data, media_type=f"image/{kind}")
+
+    def list(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        clusters = self.summary["clusters"]
+        if name != "mistakes" and name not in clusters:
+            return Response("There is no such list.", 404)
+        indices = self.summary["mistakes"] if name == "mistakes" else clusters[name]
+        title = "Mistakes" if name == "mistakes" else f"Cluster {name}"
+        shown = "".join(
+            f'<a href="../picture/{index}"><img loading="lazy" alt="Picture {index}" '
+            f'src="../thumbnail/{index}"></a>'
+            for index in indices[:AT_ONCE]
+        )
+        style = (
+            "body{font-family:system-ui;margin:1.5rem;color-scheme:light dark}main{display:grid;"
+            "gap:.5rem;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr))}"
+            "img{width:100%;display:block;border-radius:.3rem}"
+        )
+        return HTMLResponse(
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+            f'content="width=device-width"><title>{escape(title)}</title><style>{style}</style>'
+            f'<p><a href="../">Report</a></p><h1>{escape(title)}: {len(indices)} pictures</h1>'
+            f"<main>{shown}</main></html>"
+        )
+
+    def file(self, request: Request) -> Response:
+        path = Path(request.path_params["file"])
+        allowed = len(path.parts) == 1 and path.suffix in _FILES
+        inside = len(path.parts) == 2 and path.parts[0] == PICTURES and path.suffix == ".jpg"
+        full = self.folder / path
+        if ".." in path.parts or not (allowed or inside) or not full.is_file():
+            return Response("There is no such file.", 404)
+        return FileResponse(full, media_type=_FILES.get(path.suffix, "image/jpeg"))
