@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint demo docs mutants fuzz chaos soak clean
+.PHONY: test test-slow lint demo docs mutants fuzz chaos soak clean release
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,17 @@ demo: $(READY)
 # Warnings are errors, and nothing is downloaded; site/index.html opens from the disk.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds the wheel and the source archive, checks their metadata, and explains a photo with the wheel
+# in an empty environment. What to do before and after is in CONTRIBUTING.md.
+release: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv dist/.try
+	dist/.try/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd dist/.try && bin/bcosvit --version && bin/bcosvit explain lib/python3*/site-packages/bcosvit/photos/chelsea.jpg
+	rm -rf dist/.try
 
 clean:
 	rm -rf $(VENV) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache

@@ -61,7 +61,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawn[0].image.save(folder / "photo.jpg")
     settings = {"epochs": 6, "learning_rate": 6e-3, "explain_every": 0}
     tiny = {"model.depth": 1, "model.image_size": SIZE}
-    train(folder / "photos", out=folder / "runs" / "photos", settings={**settings, **tiny})
+    out = folder / "runs" / "photos"
+    train(folder / "photos", out=out, recipe="quick", settings={**settings, **tiny})
     return folder
 
 
