@@ -231,6 +231,7 @@ def html_report(path: str | Path, info: ReportInfo) -> Iterator[Add]:
         A function that adds a picture.
     """
     skipped: list[Skipped] = []
+    names: list[tuple[int, str]] = []
     with stream_page(
         path,
         "report/templates/explain.html.jinja",
@@ -239,12 +240,14 @@ def html_report(path: str | Path, info: ReportInfo) -> Iterator[Add]:
         joint=info.joint,
         provenance=info.provenance,
         skipped=skipped,
+        names=names,
     ) as write:
 
         def add(number: int, item: Explanation | Skipped) -> None:
             if isinstance(item, Skipped):
                 skipped.append(item)
             else:
+                names.append((number, item.name))
                 write(_section(number, item, info))
 
         yield add
