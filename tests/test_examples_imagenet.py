@@ -18,6 +18,7 @@ import bcosvit
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import Scenes
 from bcosvit.models.efficientnet import EfficientNet, same_padding
+from bcosvit.shipped import DEFAULT
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "imagenet"
 
@@ -92,6 +93,35 @@ def test_trains_converts_and_continues(tmp_path: Path, example):
     )
     last = json.loads((again / "log.jsonl").read_text().splitlines()[-1])
     assert last["at"] == "final" and last["views"] == 4
+
+
+def test_transformer_blocks_convert_and_come_back(tmp_path: Path, example):
+    convert, network = example("convert"), example("network")
+    torch.manual_seed(0)
+    shape = network.TransformerShape(depth=convert.depth_of(DEFAULT))
+    student = network.Student(EfficientNet().state_dict(), shape).eval()
+    convert.load_student(DEFAULT, student)
+    images = torch.rand(1, 3, 224, 224)
+    patches = network.patches(network.encode(images))
+    with torch.no_grad():
+        before, _ = student(patches)
+        for block in student.transformer_blocks:
+            block.attention_scale.normal_()
+            block.mlp_scale.normal_()
+            block.prior.add_(torch.randn_like(block.prior))
+        expected, _ = student(patches)
+    assert (before - expected).abs().max() > 0.1 * before.abs().max() > 0
+    model = convert.to_library(student)
+    near = {"rtol": 1e-4, "atol": 1e-4 * expected.abs().max().item()}
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), expected, **near)
+    path = tmp_path / "model.safetensors"
+    bcosvit.save(model, path)
+    assert convert.depth_of(path) == shape.depth > 0
+    again = network.Student(EfficientNet().state_dict(), shape).eval()
+    convert.load_student(path, again)
+    with torch.no_grad():
+        torch.testing.assert_close(again(patches)[0], expected, **near)
 
 
 def test_half_precision_holds_large_mean_squares(example):

@@ -15,7 +15,7 @@ from bcosvit.shipped import DEFAULT
 from tests.report.support import Page, write_pictures
 
 ROOT = Path(__file__).parents[1]
-MEGABYTES = 40
+MEGABYTES = 60
 
 pytestmark = pytest.mark.slow
 

@@ -8,14 +8,25 @@ import json
 from pathlib import Path
 
 import torch
-from network import Bcos, Block, Student, UncenteredNorm, widen
+from network import (
+    Bcos,
+    Block,
+    Student,
+    TransformerBlock,
+    TransformerShape,
+    UncenteredNorm,
+    widen,
+)
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bcosvit
 from bcosvit.models.efficientnet import MEAN, STD, EfficientNet, EfficientNetConfig
 from bcosvit.models.weights import CLASSES_KEY, read_config
+from bcosvit.shipped import shipped
 
+BLOCKS_PREFIX = "transformer_blocks."
 HALF_MAX = torch.finfo(torch.float16).max
 
 
@@ -24,16 +35,33 @@ def load_student(path: str | Path, student: Student) -> None:
 
     Args:
         path: A checkpoint of distill.py, or a library model that convert.py wrote, in any
-            precision.
+            precision. Where it has no transformer blocks, those of the student stay as they are.
         student: What receives the weights. Its reference cosines are kept for a library model,
             which does not have them; any values give the same network, and calibrated ones give
             weights of the size that the learning rate was chosen for.
     """
-    if read_config(path) is not None:
-        from_library(bcosvit.load(path), student)
-    else:
-        state = load_file(path)
-        student.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    if is_library_model(path):
+        from_library(bcosvit.load(path).to(student.t.device), student)
+        return
+    state = {name: tensor.float() for name, tensor in load_file(path).items()}
+    if not depth_of(path):
+        own = student.state_dict().items()
+        state |= {name: tensor for name, tensor in own if name.startswith(BLOCKS_PREFIX)}
+    student.load_state_dict(state)
+
+
+def is_library_model(path: str | Path) -> bool:
+    """Whether this is a library model and no checkpoint of distill.py."""
+    return path in shipped() or read_config(path) is not None
+
+
+def depth_of(path: str | Path) -> int:
+    """How many transformer blocks a checkpoint or library model has."""
+    if is_library_model(path):
+        return getattr(bcosvit.load(path).config, "depth", 0)
+    with safe_open(path, "pt") as file:
+        names = [name for name in [*file.keys()] if name.startswith(BLOCKS_PREFIX)]
+    return len({name.split(".")[1] for name in names})
 
 
 def to_library(student: Student) -> nn.Module:
@@ -43,7 +71,8 @@ def to_library(student: Student) -> nn.Module:
         student: A student at the end of its way: t = 1 and fade = 0.
 
     Returns:
-        A bcosified EfficientNet-lite2 for images in [0, 1], in evaluation mode.
+        A bcosified EfficientNet-lite2 for images in [0, 1], in evaluation mode; where the student
+        has transformer blocks, a ViT on it for images of 224 pixels.
 
     Raises:
         ValueError: The student is not a B-cos network yet.
@@ -84,7 +113,48 @@ def to_library(student: Student) -> nn.Module:
         norm(to.bn1, student.head_norm)
         dense(to.fc, student.fc)
         to.fc.bias.zero_()
-    return model
+    if not student.transformer_blocks:
+        return model
+    shape = student.transformer
+    vit = bcosvit.create_model(
+        "bcos_vit_ti",
+        backbone=model,
+        depth=shape.depth,
+        width=shape.width,
+        num_heads=shape.num_heads,
+        mlp_ratio=shape.hidden / shape.width,
+        position="add",
+        gain=shape.gain,
+        image_size=32 * shape.grid,
+    ).eval()
+    with torch.no_grad():
+        for block, source in zip(vit.blocks, student.transformer_blocks, strict=True):
+            assert isinstance(source, TransformerBlock)
+            for layer, weights in _transformer_layers(block, source):
+                layer.copy_(weights)
+            block.attention.prior.logits.copy_(source.prior_logits(shape.grid, shape.grid))
+    return vit
+
+
+def _transformer_layers(
+    block: nn.Module, source: TransformerBlock
+) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """The tensors of a block of the library beside those of a student's block, but the prior."""
+    attention = block.attention
+    pairs = [
+        (getattr(getattr(attention, layer), name), getattr(getattr(source, layer), name))
+        for layer in ("norm", "query", "key")
+        for name in ("weight", "bias")
+    ]
+    return [
+        *pairs,
+        (attention.value.weight, source.value.weight),
+        (attention.project.weight, source.project.weight),
+        (block.attention_scale.weight, source.attention_scale),
+        (block.mlp[0].weight, source.up.weight),
+        (block.mlp[1].weight, source.down.weight),
+        (block.mlp_scale.weight, source.mlp_scale),
+    ]
 
 
 def fit_half(student: Student) -> None:
@@ -113,7 +183,9 @@ def from_library(model: nn.Module, student: Student) -> None:
         model: The library model.
         student: What receives the weights; t becomes 1 and fade 0.
     """
-    source = model.network.original
+    blocks = getattr(model, "blocks", [])
+    source = model.tokenizer.backbone.original if blocks else model.network.original
+    rest = model.head.original if blocks else source
 
     def dense(layer: Bcos, weight: Tensor) -> None:
         layer.weight.copy_(weight.reshape(layer.weight.shape) * layer.reference)
@@ -141,9 +213,25 @@ def from_library(model: nn.Module, student: Student) -> None:
             norm(block.depthwise_norm, layers.bn1)
             dense(block.project, layers.project_conv.weight)
             norm(block.project_norm, layers.bn2)
-        dense(student.head, source.conv_head.weight)
-        norm(student.head_norm, source.bn1)
-        dense(student.fc, source.fc.weight)
+        dense(student.head, rest.conv_head.weight)
+        norm(student.head_norm, rest.bn1)
+        dense(student.fc, rest.fc.weight)
+        for block, to in zip(blocks, student.transformer_blocks, strict=bool(blocks)):
+            assert isinstance(to, TransformerBlock)
+            for weights, layer in _transformer_layers(block, to):
+                layer.copy_(weights)
+            to.prior.copy_(_distances(block.attention.prior.logits, student.transformer.grid))
+
+
+def _distances(logits: Tensor, grid: int) -> Tensor:
+    """The entries [heads, 2·grid − 1, 2·grid − 1] that `TransformerBlock.prior_logits` spread."""
+    pairs = logits.unflatten(2, (grid, grid)).unflatten(1, (grid, grid))
+    table = logits.new_empty(len(logits), 2 * grid - 1, 2 * grid - 1)
+    for y in range(1 - grid, grid):
+        for x in range(1 - grid, grid):
+            pair = pairs[:, max(-y, 0), max(-x, 0), max(y, 0), max(x, 0)]
+            table[:, y + grid - 1, x + grid - 1] = pair
+    return table
 
 
 def narrow(kernels: Tensor) -> Tensor:
@@ -165,7 +253,8 @@ def main() -> None:
         "--float32", action="store_true", help="store weights in float32, not float16"
     )
     options = parser.parse_args()
-    student = Student(EfficientNet().state_dict()).eval()
+    shape = TransformerShape(depth=depth_of(options.checkpoint))
+    student = Student(EfficientNet().state_dict(), shape).eval()
     load_student(options.checkpoint, student)
     if not options.float32:
         fit_half(student)

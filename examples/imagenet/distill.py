@@ -4,7 +4,7 @@
 
 All photographs lie decoded in the memory of the GPU, where views of them are cropped and mixed. The
 student starts as the teacher and becomes a B-cos network on the way (see network.py). The defaults
-are the settings of the shipped model.
+are the settings of the shipped model's first run.
 """
 
 import argparse
@@ -20,12 +20,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from convert import load_student
-from network import BLOCKS, STAGE_ENDS, Bcos, Student, Teacher, encode, patches
-from photographs import HEIGHT, VALIDATION_SIZE, WIDTH
-from safetensors.torch import save_file
+from network import (
+    BLOCKS,
+    STAGE_ENDS,
+    Bcos,
+    Student,
+    Teacher,
+    TransformerShape,
+    UnitBcos,
+    encode,
+    patches,
+)
+from photographs import HEIGHT, WIDTH
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bcosvit.files import atomic
+from bcosvit.metrics.grid_pointing import grid_images, localization_score
 from bcosvit.models.efficientnet import efficientnet_state
 
 
@@ -80,8 +91,21 @@ class Photographs:
         crops = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
         return (crops / 255).clamp(0, 1)
 
-    def batch(self, n: int, size: int, smallest: float) -> Tensor:
-        """Random views [n, 3, size, size] that have at least the share ``smallest`` of the area."""
+    def batch(
+        self, n: int, size: int, smallest: float, mix: float = 1.0, mosaics: float = 0.0
+    ) -> Tensor:
+        """Random views of photographs.
+
+        Args:
+            n: How many.
+            size: Pixels per side.
+            smallest: The smallest share of a photograph's area that a view may show.
+            mix: A factor on the share of views that are mixed with another one.
+            mosaics: The share of views that show four photographs, each in a quarter.
+
+        Returns:
+            [n, 3, size, size] in [0, 1].
+        """
 
         def rand(*shape: int) -> Tensor:
             return torch.rand(*shape, device=self.device)
@@ -105,16 +129,22 @@ class Photographs:
         gray = x.mean(1, keepdim=True)
         saturation = torch.where(rand(n, 1, 1, 1) < 0.05, 0.0, around_one(0.4)).to(x.dtype)
         x = (gray + (x - gray) * saturation).clamp(0, 1)
-        # Mixup on half of the views, CutMix on a sixth.
+        # With mix = 1: Mixup on half of the views, CutMix on a sixth.
         other = x.roll(1, 0)
-        kind, share = rand(n, 1, 1, 1), rand(n, 1, 1, 1)
+        kind, share = rand(n, 1, 1, 1) / max(mix, 1e-6), rand(n, 1, 1, 1)
         mixed = x + (other - x) * (share * 0.5).to(x.dtype)
         line = (torch.arange(size, device=self.device) + 0.5) / size
         side = 0.25 + 0.5 * share
         y0, x0 = rand(n, 1, 1, 1), rand(n, 1, 1, 1)
         box = ((line[:, None] - y0).abs() < side / 2) & ((line[None, :] - x0).abs() < side / 2)
         cut = torch.where(box, other, x)
-        return torch.where(kind < 0.5, mixed, torch.where(kind < 0.67, cut, x))
+        single = torch.where(kind < 0.5, mixed, torch.where(kind < 0.67, cut, x))
+        if not mosaics:
+            return single
+        small = F.avg_pool2d(x, 2)
+        a, b, c, d = (small.roll(i, 0) for i in range(4))
+        mosaic = torch.cat([torch.cat([a, b], 3), torch.cat([c, d], 3)], 2)
+        return torch.where(rand(n, 1, 1, 1) < mosaics, mosaic, single)
 
     def held(self, size: int) -> Tensor:
         """The centers of the photographs that are not trained on."""
@@ -156,19 +186,31 @@ class Muon:
 
 
 class Optimizer:
-    """Muon for the matrices but the stem and the classifier, Adam for everything else."""
+    """Muon for the matrices but the stem and the classifier, Adam for everything else.
+
+    Factors and priors of transformer blocks get three times the rate.
+    """
 
     def __init__(self, loss: "Loss") -> None:
         student = loss.student
         matrices = [
             module.weight
             for name, module in student.named_modules()
-            if isinstance(module, Bcos) and name not in ("stem", "fc")
+            if isinstance(module, Bcos | UnitBcos | nn.Linear) and name not in ("stem", "fc")
         ]
         shifts = [adapter.bias for adapter in loss.adapters]  # follow the features' means quickly
-        others = {id(param) for param in (*matrices, *shifts)}
+        quick = [
+            param
+            for block in student.transformer_blocks
+            for param in (block.attention_scale, block.mlp_scale, block.prior)
+        ]
+        others = {id(param) for param in (*matrices, *shifts, *quick)}
         rest = [param for param in loss.parameters() if id(param) not in others]
-        groups = [{"params": rest, "factor": 0.6}, {"params": shifts, "factor": 10.0}]
+        groups = [
+            {"params": params, "factor": factor}
+            for params, factor in ((rest, 0.6), (shifts, 10.0), (quick, 1.8))
+            if params
+        ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99), fused=student.t.is_cuda)
         self.muon = Muon(matrices)
 
@@ -183,13 +225,13 @@ class Loss(nn.Module):
     """How far the student is from the teacher.
 
     The sum of the KL divergence of the softmax, of the binary cross-entropy that B-cos networks are
-    trained with, and of the distance of features through linear adapters.
+    trained with, and, with ``compare``, of the distance of features through linear adapters.
     """
 
-    def __init__(self, student: Student) -> None:
+    def __init__(self, student: Student, compare: bool = True) -> None:
         super().__init__()
         self.student = student
-        widths = [BLOCKS[i].outputs for i in STAGE_ENDS]
+        widths = [BLOCKS[i].outputs for i in STAGE_ENDS] if compare else []
         self.adapters = nn.ModuleList(nn.Linear(width, width) for width in widths)
         for adapter in self.adapters:
             nn.init.eye_(adapter.weight)
@@ -204,7 +246,7 @@ class Loss(nn.Module):
         z = found - math.log(found.shape[1] - 1)
         bce = (F.softplus(z) - p * z).sum(-1).mean()
         distance = found.new_zeros(())
-        for adapter, y, target in zip(self.adapters, maps, features, strict=True):
+        for adapter, y, target in zip(self.adapters, maps, features, strict=False):
             target = target.float()
             y = F.linear(y, adapter.weight.to(y.dtype)).float() + adapter.bias
             spread = target.var((0, 1, 2)) + 1e-4
@@ -231,7 +273,8 @@ def localization(
 ) -> float | None:
     """The share of positive contributions in the right cell of 2 × 2 grids.
 
-    The grids show the most confident photographs of different classes.
+    The grids show the most confident photographs of different classes, and are shrunk to the size
+    of one photograph, as in `bcosvit evaluate`.
     """
     classes, chosen = set(), []
     for i in confidence.argsort(descending=True).tolist():
@@ -242,19 +285,17 @@ def localization(
     if not grids:
         return None
     order = torch.randperm(4 * grids, generator=torch.Generator().manual_seed(0))
-    scores, side = [], VALIDATION_SIZE
-    for grid in torch.tensor(chosen[: 4 * grids])[order].view(-1, 4).split(5):
+    scores = []
+    for grid in torch.tensor(chosen[: 4 * grids])[order].view(-1, 4).split(25):
         grid = grid.to(pixels.device)
-        cells = pixels[grid.flatten()].view(len(grid), 2, 2, side, side, 3)
-        images = cells.permute(0, 5, 1, 3, 2, 4).reshape(len(grid), 3, 2 * side, 2 * side)
-        x = encode(images.float() / 255).requires_grad_()
+        cells = pixels[grid].permute(0, 1, 4, 2, 3).float() / 255
+        x = encode(grid_images(cells)).requires_grad_()
         logits, _ = student(patches(x), frozen=True)
         for c in range(4):
             score = logits.gather(1, labels[grid[:, c], None]).sum()
             (row,) = torch.autograd.grad(score, x, retain_graph=c < 3)
             positive = (row * x.detach()).sum(1).clamp(min=0)
-            shares = positive.view(len(grid), 2, side, 2, side).sum((2, 4)).flatten(1)
-            scores.append(shares[:, c] / shares.sum(1).clamp(min=1e-12))
+            scores.append(localization_score(positive, torch.full_like(grid[:, 0], c).cpu()))
     return torch.cat(scores).mean().item()
 
 
@@ -324,10 +365,17 @@ def schedule(*kinds: Callable[[str], Any]) -> Callable[[str], list[tuple[Any, ..
     return parse
 
 
+def read_teacher(path: Path) -> dict[str, Tensor]:
+    """The published weights, or what was saved of them as safetensors."""
+    if path.suffix == ".safetensors":
+        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    return efficientnet_state(torch.load(path, weights_only=True, map_location="cpu"))
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog="Shares of the run are from 0 to 1. Defaults are the settings of the shipped model.",
+        epilog="Shares of the run are from 0 to 1. Defaults are the shipped model's first run.",
     )
     add = parser.add_argument
     add("data", type=Path, help="the folder that photographs.py wrote to")
@@ -354,6 +402,14 @@ def parse_options() -> argparse.Namespace:
     add("--ramp", type=float, help="the share in which B rises to 2 (0.22; 0 with --resume)")
     add("--fade", type=float, help="the share in which constants fade (0.27; 0 with --resume)")
     add("--features", type=float, help="the weight of the features (1; 0 with --resume)")
+    add("--depth", type=int, default=0, help="how many transformer blocks the student has")
+    add("--mosaics", type=float, default=0.0, help="the share of views that show four photographs")
+    add(
+        "--mix-end",
+        type=float,
+        default=1.0,
+        help="the share of mixed views that is left at the end",
+    )
     add("--features-until", type=float, default=0.5, help="where that weight has fallen to 0")
     add("--smallest", type=float, default=0.3, help="the smallest share of a photograph in a view")
     add("--held-out", type=int, default=1000, help="photographs to measure on and not train on")
@@ -384,9 +440,10 @@ def main() -> None:
     device, cuda = options.device, options.device.startswith("cuda")
     dtype = torch.bfloat16 if cuda else torch.float32
     torch.manual_seed(options.seed)
-    state = efficientnet_state(torch.load(options.teacher, weights_only=True, map_location="cpu"))
+    state = read_teacher(options.teacher)
     teacher = Teacher(state).to(device).eval().requires_grad_(False)
-    student = Student(state).to(device).train()
+    shape = TransformerShape(depth=options.depth)
+    student = Student(state, shape).to(device).train()
     photographs = Photographs(options.data, device, options.held_out, options.limit)
     log(photographs=photographs.count)
     last_size = options.phases[-1][1]
@@ -394,17 +451,17 @@ def main() -> None:
     if options.resume:
         load_student(options.resume, student)
     measure = Measure(photographs, options.data, teacher, last_size)
-    loss = Loss(student).to(device)
+    loss = Loss(student, compare=options.features > 0).to(device)
     average = copy.deepcopy(student).eval().requires_grad_(False)
     averaged, live = (list(each.state_dict().values()) for each in (average, student))
     compute = {"teacher": teacher, "loss": loss}
     if not options.no_compile:
         compute = {name: torch.compile(each, dynamic=False) for name, each in compute.items()}
 
-    def step(optimizer: Optimizer, size: int, batch: int, lr: float) -> Tensor:
+    def step(optimizer: Optimizer, size: int, batch: int, lr: float, mix: float = 1.0) -> Tensor:
         with torch.no_grad():
-            views = photographs.batch(batch, size, options.smallest).to(dtype)
-            x = patches(encode(views))
+            views = photographs.batch(batch, size, options.smallest, mix, options.mosaics)
+            x = patches(encode(views.to(dtype)))
             logits, features = compute["teacher"](x)
         value, terms = compute["loss"](x, logits, list(features))
         value.backward()
@@ -438,7 +495,9 @@ def main() -> None:
         student.fade.fill_(1 - ramp(progress, options.fade))
         falling = cosine(progress / options.features_until) if options.features else 0.0
         loss.features.fill_(options.features * falling)
-        total += step(optimizer, size, batch, rate)
+        # Views are mixed less and less in the last 30 % of the run.
+        mix = 1 - (1 - options.mix_end) * max(0.0, (progress - 0.7) / 0.3)
+        total += step(optimizer, size, batch, rate, mix)
         steps += 1
         seen += batch
         if steps % 4 == 0:

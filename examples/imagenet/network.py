@@ -6,10 +6,14 @@ student computes what the teacher does, up to the border of the stem. Training r
 which makes all dense layers B-cos transforms with B = 2 and puts a binomial filter before all
 strides, and lowers ``fade`` to 0, which removes all additive constants.
 
-Shapes: n images, h × w positions, c channels, k × k kernels.
+A student may have B-cos transformer blocks between its last stage and its head, which makes it a
+ViT whose tokenizer are the stages. Every block starts as the identity.
+
+Shapes: n images, h × w positions, c channels, k × k kernels; t tokens of width d.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -244,14 +248,103 @@ class Block(nn.Module):
         return x + y if self.shape.residual else y
 
 
+@dataclass(frozen=True)
+class TransformerShape:
+    """The transformer blocks of a student; the options of the library's B-cos ViT."""
+
+    depth: int = 0
+    tokens: int = 352
+    """The width of the tokens, which is that of the last stage."""
+    width: int = 192
+    """The width of attention."""
+    num_heads: int = 6
+    hidden: int = 768
+    """The width of the MLP between its layers."""
+    grid: int = 7
+    """The rows and columns of tokens in images of 224 pixels, the largest that a prior covers."""
+    gain: float = 200.0
+    """The factor on all layers is this over the root of their inputs. With 200, what a new block
+    adds before its factors is about as large as its tokens."""
+
+
+class UnitBcos(nn.Module):
+    """The library's B-cos transform: weights of norm one, B = 2, the larger of two units."""
+
+    def __init__(self, inputs: int, outputs: int, gain: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(F.normalize(torch.randn(2 * outputs, inputs)))
+        self.scale = gain / inputs**0.5
+
+    def forward(self, x: Tensor, frozen: bool) -> Tensor:
+        units = F.linear(x, F.normalize(self.weight).to(x.dtype)).unflatten(-1, (-1, 2)).float()
+        y = torch.maximum(units[..., 0], units[..., 1])
+        cos = y.abs() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)
+        if frozen:
+            cos = cos.detach()
+        return (self.scale * y * cos).to(x.dtype)
+
+
+class TransformerBlock(nn.Module):
+    """Attention and an MLP of B-cos transforms; each adds to its tokens, times learned factors.
+
+    The factors start at 0. Attention has a prior that depends on the distance of two tokens. Its
+    heads start with different reach, the first reading hardly more than the token itself.
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.shape, tokens, width = shape, shape.tokens, shape.width
+        self.norm = nn.LayerNorm(tokens)
+        self.query, self.key = nn.Linear(tokens, width), nn.Linear(tokens, width)
+        self.value = UnitBcos(tokens, width, shape.gain)
+        self.project = UnitBcos(width, tokens, shape.gain)
+        self.attention_scale = nn.Parameter(torch.zeros(tokens))
+        self.up = UnitBcos(tokens, shape.hidden, shape.gain)
+        self.down = UnitBcos(shape.hidden, tokens, shape.gain)
+        self.mlp_scale = nn.Parameter(torch.zeros(tokens))
+        apart = torch.arange(1.0 - shape.grid, shape.grid) ** 2
+        square = apart[:, None] + apart[None, :]
+        reach = 0.5 * 8 ** torch.linspace(0, 1, shape.num_heads)  # 0.5 to 4 tokens
+        self.prior = nn.Parameter(-square / (2 * reach[:, None, None] ** 2))
+
+    def prior_logits(self, rows: int, columns: int) -> Tensor:
+        """The prior over pairs of tokens [heads, t, t]; far pairs of large grids share entries."""
+        last = self.shape.grid - 1
+        y = torch.arange(rows, device=self.prior.device)
+        x = torch.arange(columns, device=self.prior.device)
+        y = (y[None, :] - y[:, None]).clamp(-last, last) + last  # [query, key]
+        x = (x[None, :] - x[:, None]).clamp(-last, last) + last
+        table = self.prior[:, y[:, None, :, None], x[None, :, None, :]]
+        return table.reshape(-1, rows * columns, rows * columns)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor, prior: Tensor, frozen: bool) -> Tensor:
+        dtype = x.dtype
+        known = x.detach() if frozen else x
+        known = self.norm(known.float()).to(dtype)
+        q, k = (
+            self._split(F.linear(known, layer.weight.to(dtype), layer.bias.to(dtype)))
+            for layer in (self.query, self.key)
+        )
+        scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5
+        matrix = (scores + prior).softmax(-1).to(dtype)
+        mixed = matrix @ self._split(self.value(x, frozen))
+        added = self.project(mixed.transpose(1, 2).flatten(2), frozen)
+        x = x + self.attention_scale.to(dtype) * added
+        return x + self.mlp_scale.to(dtype) * self.down(self.up(x, frozen), frozen)
+
+
 class Student(nn.Module):
     """The network on its way from the teacher to a B-cos network; it starts from the teacher.
 
     Args:
         state: The weights of an EfficientNet-lite2.
+        transformer: The transformer blocks before its head; none by default.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, transformer: TransformerShape | None = None) -> None:
         super().__init__()
         self.register_buffer("t", torch.tensor(0.0))
         self.register_buffer("fade", torch.tensor(1.0))
@@ -270,6 +363,10 @@ class Student(nn.Module):
         self.stem = Bcos(kernels.permute(0, 2, 3, 1).flatten(1))
         self.blocks = nn.ModuleList(
             Block(state, f"blocks.{i}", shape) for i, shape in enumerate(BLOCKS)
+        )
+        self.transformer = transformer or TransformerShape()
+        self.transformer_blocks = nn.ModuleList(
+            TransformerBlock(self.transformer) for _ in range(self.transformer.depth)
         )
         self.head = Bcos(state["conv_head.weight"].flatten(1))
         self.head_norm = UncenteredNorm(state, "bn1")
@@ -296,6 +393,12 @@ class Student(nn.Module):
             x = block(x, t, fade, frozen)
             if i in STAGE_ENDS:
                 features.append(x)
+        if self.transformer_blocks:
+            rows, columns = x.shape[1:3]
+            x = x.flatten(1, 2)
+            for block in self.transformer_blocks:
+                x = block(x, block.prior_logits(rows, columns), frozen)
+            x = x.unflatten(1, (rows, columns))
         x = relu6(self.head_norm(self.head(x, t, frozen), fade), frozen).to(dtype)
         return self.fc(x, t, frozen).mean((1, 2)) + fade * self.fc_constant, features
 

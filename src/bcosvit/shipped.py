@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "pretrained"
 PHOTOS = Path(__file__).parent / "photos"
 """Free photographs to try, with their authors in README.md."""
 
-DEFAULT = "bcos_efficientnet_lite2_imagenet"
+DEFAULT = "bcos_vit_lite2_imagenet"
 """The shipped model that is used where none is asked for."""
 
 
