@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from bcosvit.attribution import METHODS, Attribution, Method, Top, explain_all, explainers
-from bcosvit.attribution.base import resolve_target
+from bcosvit.attribution.base import incompleteness, resolve_target
 from bcosvit.data.images import list_images, read_image, upright_rgb
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.messages import and_more
@@ -112,6 +112,11 @@ class Explanation:
     def exact(self) -> Attribution | None:
         """The first attribution that adds up to the logit, if there is one."""
         return next((a for a in self.attributions.values() if a.residual is not None), None)
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence where contributions miss the logit beyond rounding."""
+        return None if self.exact is None else incompleteness(self.exact)
 
     def top(self, count: int) -> list[int]:
         """Returns the ``count`` classes with the highest logits."""
@@ -332,6 +337,7 @@ class Predictor:
         top: int = 1,
         methods: Sequence[Method] | None = None,
         name: str = "",
+        strict: bool = False,
     ) -> Explanation:
         """Predicts one picture and explains the prediction.
 
@@ -342,15 +348,19 @@ class Predictor:
             methods: Explanation methods; by default the first that applies to the model. An empty
                 sequence predicts and explains nothing.
             name: What to call the picture.
+            strict: Whether contributions that miss the logit beyond rounding are an error; by
+                default they are a `bcosvit.attribution.CompletenessWarning`.
 
         Returns:
             The explanation, with all tensors on the CPU.
+
+        Raises:
+            ValueError: Contributions miss the logit, and ``strict`` is set.
         """
         images = image[None].to(next(self.model.parameters()))
         target = Top(top) if classes is None else torch.tensor([list(classes)], device=self.device)
-        found = explain_all(
-            self.model, images, target, self.methods() if methods is None else methods
-        )
+        chosen = self.methods() if methods is None else methods
+        found = explain_all(self.model, images, target, chosen, strict=strict)
         first = next(iter(found.values()), None)
         if first is None or first.logits is None:
             with torch.no_grad():

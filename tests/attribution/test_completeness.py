@@ -1,5 +1,7 @@
 """Contributions that miss the logit are never silent."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,12 @@ from torch import nn
 from bcosvit import create_model, explain, frozen_view
 from bcosvit.attribution import Attribution, CompletenessWarning, explain_all
 from bcosvit.attribution.base import TOLERANCES, check_completeness
+from bcosvit.attribution.inherent import CompiledInherent, Inherent
+from bcosvit.attribution.layers import input_contributions, token_contributions
 from bcosvit.nn import BcosLinear, prepared_view
+from bcosvit.nn.views import DynamicModule
 from bcosvit.ops.dispatch import unit_rows
+from bcosvit.predictor import Predictor
 from tests.conftest import randomize, small_config
 
 
@@ -153,3 +159,63 @@ def test_post_hoc_methods_refuse_frozen_views(method, model, images):
     torch.testing.assert_close(
         explain(frozen_view(model), images, 0).map, explain(model, images, 0).map
     )
+
+
+@pytest.fixture
+def broken(model, monkeypatch):
+    """A model whose views do not see their constants, so that nothing adds up."""
+    monkeypatch.setattr(
+        DynamicModule, "offset", lambda self, constant, like: constant * 1.0, raising=True
+    )
+    options = {"position": "emb", "attention": "standard", "logit_scale": 1.0}
+    return randomize(create_model(small_config(**options))).eval()
+
+
+EVERY_WAY = {
+    "explain": lambda model, x, **strict: explain(model, x, **strict),
+    "all": lambda model, x, **strict: explain_all(model, x, None, ["inherent"], **strict),
+    "tokens": lambda model, x, **strict: token_contributions(model, x, 0, **strict),
+    "inputs": lambda model, x, **strict: input_contributions(model, x, 1, 0, **strict),
+    "predictor": lambda model, x, **strict: Predictor.of(model).explain(x[0], **strict),
+}
+
+
+@pytest.mark.parametrize("way", EVERY_WAY)
+def test_no_way_to_an_explanation_is_silent(way, broken):
+    images = torch.rand(1, 3, 16, 16)
+    with pytest.warns(CompletenessWarning, match="miss the logit"):
+        found = EVERY_WAY[way](broken, images)
+    if way == "predictor":
+        assert "miss the logit" in found.warning
+    with pytest.raises(ValueError, match="miss the logit"):
+        EVERY_WAY[way](broken, images, strict=True)
+
+
+def test_explainers_that_are_called_directly_are_checked_too(broken):
+    images = torch.rand(1, 3, 16, 16)
+    with pytest.warns(CompletenessWarning, match="miss the logit"):
+        Inherent()(broken, images)
+    # Through `explain` there is one warning, not two, and none where it is asked not to check.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        explain(broken, images)
+        explain_all(broken, images, None, ["inherent"], check=False)
+    assert len(caught) == 1
+
+
+@pytest.mark.slow
+def test_compiled_explanations_are_checked(broken):
+    images = torch.rand(1, 3, 16, 16)
+    compiled = CompiledInherent(broken, backend="aot_eager")
+    with pytest.warns(CompletenessWarning, match="miss the logit"):
+        explain(broken, images, method=compiled)
+    with pytest.raises(ValueError, match="miss the logit"):
+        explain(broken, images, method=compiled, strict=True)
+
+
+def test_autocast_beyond_its_tolerance_is_not_silent(broken):
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(CompletenessWarning, match="5e-02 is the tolerance in bfloat16"):
+            explain(broken, torch.rand(1, 3, 16, 16))
+        with pytest.raises(ValueError, match="miss the logit"):
+            explain(broken, torch.rand(1, 3, 16, 16), strict=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from bcosvit import DenseNetConfig, create_model, explain, load, save
+from bcosvit.attribution import CompletenessWarning
 from bcosvit.cli import app
-from bcosvit.export import export_weights
+from bcosvit.export import export_weights, files, load_exported
 from bcosvit.export.compare import Comparison, difference, drawn
 from bcosvit.models import Classifier
 from bcosvit.predictor import Predictor
@@ -243,3 +244,36 @@ def test_full_size(tmp_path):
     for eager, exported in found.errors.values():
         assert exported < max(1e-4, 2 * eager)
     assert found.bytes_exported < 1.2 * found.bytes_weights
+
+
+@pytest.mark.parametrize("ending", ["onnx", pytest.param("pt2", marks=pytest.mark.slow)])
+def test_a_loaded_file_checks_its_contributions(exported, tmp_path, ending):
+    weights, out, _ = exported
+    if ending == "pt2":
+        out = tmp_path / "m.pt2"
+        export_weights(weights, out, format="torch-export", explanation=True, repeats=1)
+    images = drawn(Predictor.load(weights, "cpu"), 2)
+    found = load_exported(out, strict=True)(images)
+    expected = explain(load(weights), images)
+    assert torch.equal(found.target, expected.target)
+    assert difference(found.map, expected.map) < 1e-4
+    assert found.bias == expected.bias
+    one = load_exported(out)(images, torch.tensor([0, 1]))
+    assert one.target.tolist() == [0, 1]
+
+
+def test_an_exported_file_that_does_not_add_up_is_not_silent(tmp_path, monkeypatch):
+    def damaged(path, keys):
+        logits, contributions = torch.tensor([[-3.0, -4.0]]), torch.full((1, 2, 2), 0.25)
+        return (lambda *given: [logits, contributions, torch.zeros(1)]), {keys[0]: bias}
+
+    monkeypatch.setattr(files, "runtime", damaged)
+    images, path, bias = torch.rand(1, 3, 2, 2), tmp_path / "m.onnx", "-4.0"
+    assert load_exported(path, strict=True)(images).target.tolist() == [0]
+    bias = "-5.0"
+    with pytest.warns(CompletenessWarning, match="miss the logit"):
+        load_exported(path)(images)
+    with pytest.raises(ValueError, match="miss the logit"):
+        load_exported(path, strict=True)(images)
+    with pytest.raises(ValueError, match="ends neither"):
+        load_exported(tmp_path / "m.safetensors")

@@ -104,6 +104,24 @@ def check_completeness(attribution: Attribution, strict: bool = False, why: str 
     Raises:
         ValueError: The contributions miss the logit, and ``strict`` is set.
     """
+    message = incompleteness(attribution, why)
+    if message is None:
+        return
+    if strict:
+        raise ValueError(message)
+    warnings.warn(message, CompletenessWarning, stacklevel=4)
+
+
+def incompleteness(attribution: Attribution, why: str = "") -> str | None:
+    """Says by how much contributions miss the logit, if rounding does not explain it.
+
+    Args:
+        attribution: An explanation that claims completeness.
+        why: A likely reason.
+
+    Returns:
+        A sentence, or None where they add up.
+    """
     assert attribution.residual is not None and attribution.logit is not None
     device = attribution.map.device.type
     dtype = attribution.map.dtype
@@ -116,15 +134,23 @@ def check_completeness(attribution: Attribution, strict: bool = False, why: str 
     share = error / scale.clamp_min(max(abs(attribution.bias), 1e-30))
     # Also where it is not a number.
     if bool((share <= tolerance).all()):
-        return
-    message = (
+        return None
+    return (
         f"The contributions miss the logit by {share.max().item():.1e} of it, "
         f"{tolerance:.0e} is the tolerance in {str(dtype).removeprefix('torch.')}: "
         f"{why or 'compute in a wider dtype, and check that weights and images are finite'}."
     )
-    if strict:
-        raise ValueError(message)
-    warnings.warn(message, CompletenessWarning, stacklevel=4)
+
+
+# Whether the caller checks what an explainer returns, and by which rule.
+_checks: ContextVar[bool] = ContextVar("_checks", default=False)
+
+
+def check_direct_call(attribution: Attribution) -> Attribution:
+    """Checks what an explainer returns to a caller that is not `explain`, which does so itself."""
+    if not _checks.get():
+        check_completeness(attribution)
+    return attribution
 
 
 Cost = Literal["forward", "gradient", "many"]
@@ -335,6 +361,7 @@ def explain_all(
     methods: Sequence[Method],
     *,
     check: bool = True,
+    strict: bool = False,
 ) -> dict[str, Attribution]:
     """Explains one batch by several methods, which share what they can.
 
@@ -345,6 +372,7 @@ def explain_all(
         methods: Names or explainers.
         check: Whether contributions that miss the logit are a warning, as in `explain`. `evaluate`
             measures and reports by how much they do, instead.
+        strict: Whether they are an error, as in `explain`.
 
     Returns:
         The attributions by name (`method_name`), in the order of ``methods``.
@@ -355,7 +383,7 @@ def explain_all(
     ordered = sorted(resolved, key=lambda name: not getattr(resolved[name], "several", False))
     found: dict[str, Attribution] = {}
     for name in ordered:
-        found[name] = _explain(resolved[name], model, images, target, shared, check=check)
+        found[name] = _explain(resolved[name], model, images, target, shared, strict, check)
         if not isinstance(target, Tensor | int):
             target = found[name].target
     return {name: found[name] for name in resolved}
@@ -378,9 +406,13 @@ def _explain(
 
     def one(target: Target) -> Attribution:
         check_cancelled()
-        if isinstance(explainer, Explainer):
-            return explainer.with_shared(model, images, target, shared)
-        return explainer(model, images, target)
+        token = _checks.set(True)
+        try:
+            if isinstance(explainer, Explainer):
+                return explainer.with_shared(model, images, target, shared)
+            return explainer(model, images, target)
+        finally:
+            _checks.reset(token)
 
     single = (
         target is None

@@ -19,6 +19,7 @@ from bcosvit.attribution.base import (
     Attribution,
     Explainer,
     Target,
+    check_direct_call,
     register_explainer,
     resolve_target,
 )
@@ -91,7 +92,7 @@ def attribute(
         else:
             weights, residual = _adjoint(logits, seeds, encoded, probe)
             pixels = encoded.detach()
-    return Attribution(
+    found = Attribution(
         map=(weights * pixels).sum(-3),
         target=classes,
         weights=weights,
@@ -100,6 +101,7 @@ def attribute(
         logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
         bias=view.logit.bias,
     )
+    return check_direct_call(found)
 
 
 def probed_view(model: M, images: Tensor) -> tuple[M, Tensor]:

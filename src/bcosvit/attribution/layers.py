@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.attribution.attention import as_transformer
-from bcosvit.attribution.base import Attribution, Target, resolve_target
+from bcosvit.attribution.base import Attribution, Target, check_completeness, resolve_target
 from bcosvit.attribution.inherent import probed_view
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
@@ -20,11 +20,12 @@ from bcosvit.nn.views import unwrapped
 
 
 def token_contributions(
-    model: AnyModel, images: Tensor, block: int, target: Target = None
+    model: AnyModel, images: Tensor, block: int, target: Target = None, *, strict: bool = False
 ) -> Attribution:
     """Contributions of the tokens that enter ``block`` to a logit, as a map [B, rows, columns].
 
-    ``block`` counts from 0; the model's depth stands for the tokens behind the last block.
+    ``block`` counts from 0; the model's depth stands for the tokens behind the last block. As in
+    `bcosvit.explain`, contributions that miss the logit are a warning, or an error if ``strict``.
     """
     with torch.inference_mode(False), torch.enable_grad():
         view, probe = _frozen(model, images, block)
@@ -42,7 +43,7 @@ def token_contributions(
             raise ValueError("token_contributions explains one class a sample; target is 'all'.")
         logit = logits.gather(1, classes[:, None])[:, 0]
         weights, residual = _gradients(logit, tokens, probe)
-    return Attribution(
+    found = Attribution(
         map=(weights * tokens.detach()).sum(-1).unflatten(1, grid),
         target=classes,
         residual=residual,
@@ -50,13 +51,18 @@ def token_contributions(
         logit=logit.detach(),
         bias=view.logit.bias,
     )
+    check_completeness(found, strict)
+    return found
 
 
-def input_contributions(model: AnyModel, images: Tensor, block: int, token: int) -> Attribution:
+def input_contributions(
+    model: AnyModel, images: Tensor, block: int, token: int, *, strict: bool = False
+) -> Attribution:
     """Contributions of the pixels to the token that enters ``block`` at position ``token``.
 
     What is explained is the token's norm, its projection on its own direction; ``logit`` holds it
-    and ``target`` the position.
+    and ``target`` the position. Contributions that miss it are a warning, or an error if
+    ``strict``.
     """
     with torch.inference_mode(False), torch.enable_grad():
         view, probe = _frozen(model, images, block)
@@ -73,13 +79,15 @@ def input_contributions(model: AnyModel, images: Tensor, block: int, token: int)
         direction = torch.nn.functional.normalize(chosen.detach(), dim=1)
         size = (direction * chosen).sum(1)
         weights, residual = _gradients(size, encoded, probe)
-    return Attribution(
+    found = Attribution(
         map=(weights * encoded.detach()).sum(1),
         target=torch.full((len(images),), token, device=images.device),
         weights=weights,
         residual=residual,
         logit=size.detach(),
     )
+    check_completeness(found, strict)
+    return found
 
 
 def _frozen(model: AnyModel, images: Tensor, block: int) -> tuple[VisionTransformer, Tensor]:

@@ -52,6 +52,9 @@ def explain(
     joint: Annotated[
         bool, typer.Option("--joint", help="One scale per method for all classes of a picture.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop where contributions do not sum to the logit.")
+    ] = False,
     device: Annotated[str, DEVICE] = "auto",
     open_report: Annotated[
         bool, typer.Option("--open", help="Open the report in the browser.")
@@ -80,6 +83,7 @@ def explain(
         json=json,
         joint=joint,
         device=device,
+        strict=strict,
         console=Console(stderr=True),
     )
     print_predictions(found)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -60,7 +61,7 @@ def compare(
     before = _eager(predictor.model, explanation=explanation)
     # An explanation holds a prediction: timing ``before`` would count two.
     timed: Run = (lambda x: (explain(predictor.model, x).map,)) if explanation else before
-    after = _runtime(out, explanation)
+    after = _runtime(out)
     truth = _eager(copy.deepcopy(predictor.model).double(), explanation=explanation)
     expected = truth(pictures.double())
     found = [
@@ -101,40 +102,50 @@ def _eager(model: AnyModel, *, explanation: bool) -> Run:
     return run
 
 
-def _runtime(path: Path, explanation: bool) -> Run:
-    return (_onnx if path.suffix == ".onnx" else _torch)(path, explanation)
+def runtime(
+    path: Path, keys: Sequence[str] = ()
+) -> tuple[Callable[..., Sequence[Tensor]], dict[str, str]]:
+    """An exported file as a function of images and classes, and its notes under ``keys``."""
+    return (_onnx if path.suffix == ".onnx" else _torch)(path, keys)
 
 
-def _onnx(path: Path, explanation: bool) -> Run:
+def _runtime(path: Path) -> Run:
+    run, _ = runtime(path)
+    return lambda images: run(images, torch.full((len(images),), -1))
+
+
+def _onnx(
+    path: Path, keys: Sequence[str]
+) -> tuple[Callable[..., Sequence[Tensor]], dict[str, str]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    notes = session.get_modelmeta().custom_metadata_map
+    takes = {each.name for each in session.get_inputs()}
 
-    def run(images: Tensor) -> Sequence[Tensor]:
-        given = {IMAGE: images.numpy()}
-        if explanation:
-            given[TARGET] = _predicted(images).numpy()
-        return [torch.from_numpy(each) for each in session.run(None, given)]
+    def run(images: Tensor, target: Tensor) -> Sequence[Tensor]:
+        given = {IMAGE: images.numpy(), TARGET: target.numpy()}
+        found = session.run(None, {name: given[name] for name in given if name in takes})
+        return [torch.from_numpy(each) for each in found]
 
-    return run
+    return run, {key: notes[key] for key in keys if key in notes}
 
 
-def _torch(path: Path, explanation: bool) -> Run:
-    module = torch.export.load(path).module()
+def _torch(
+    path: Path, keys: Sequence[str]
+) -> tuple[Callable[..., Sequence[Tensor]], dict[str, str]]:
+    notes: dict[str, Any] = dict.fromkeys(keys, "")
+    program = torch.export.load(path, extra_files=notes)
+    module, count = program.module(), len(program.graph_signature.user_inputs)
 
-    def run(images: Tensor) -> Sequence[Tensor]:
+    def run(images: Tensor, target: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
-            found: Sequence[Tensor]
-            found = module(images, _predicted(images)) if explanation else module(images)
+            found: Sequence[Tensor] = module(*(images, target)[:count])
         return found
 
-    return run
-
-
-def _predicted(images: Tensor) -> Tensor:
-    return torch.full((len(images),), -1)
+    return run, {key: value for key, value in notes.items() if value}
 
 
 def _seconds(run: Run, images: Tensor, repeats: int) -> float:

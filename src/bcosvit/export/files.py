@@ -2,14 +2,18 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from torch import Tensor
 from torch.export import ExportedProgram
 
-from bcosvit.export.compare import Comparison, compare
+from bcosvit.attribution import Attribution
+from bcosvit.attribution.base import check_completeness
+from bcosvit.export.compare import Comparison, compare, runtime
 from bcosvit.export.graph import graph_of, inputs, outputs
 from bcosvit.files import atomic, locked_file
 from bcosvit.messages import require, unknown
@@ -36,7 +40,7 @@ SHARES: dict[Format, dict[str, float]] = {
     },
 }
 """The stages of an export, with the share of the time that each takes, for the time left."""
-INPUT_KEY, VERSIONS_KEY = "bcosvit.input", "bcosvit.versions"
+INPUT_KEY, VERSIONS_KEY, BIAS_KEY = "bcosvit.input", "bcosvit.versions", "bcosvit.bias"
 
 
 def export_weights(
@@ -89,6 +93,51 @@ def export_weights(
         return compare(predictor, path, out, explanation=explanation, repeats=repeats)
 
 
+def load_exported(path: str | Path, *, strict: bool = False) -> Callable[..., Attribution]:
+    """Loads an exported file with explanations, whose contributions are checked in every call.
+
+    Args:
+        path: What `export_weights` wrote with ``explanation=True``.
+        strict: Whether contributions that miss the logit beyond rounding are an error; by default
+            they are a `bcosvit.attribution.CompletenessWarning`.
+
+    Returns:
+        A function of images [n, 3, H, W] and, if wanted, classes [n] that returns an `Attribution`.
+
+    Raises:
+        ValueError: The file has no explanations, or its ending is not known.
+    """
+    path = Path(path)
+    if path.suffix not in ENDINGS.values():
+        raise ValueError(f"{path} ends neither in .onnx nor in .pt2; give an exported file.")
+    if path.suffix == ENDINGS["onnx"]:
+        require("onnxruntime", extra="export", purpose="Reading ONNX files")
+    run, notes = runtime(path, (BIAS_KEY,))
+    if BIAS_KEY not in notes:
+        raise ValueError(f"{path} says nothing about its bias; export the model again.")
+    bias = float(json.loads(notes[BIAS_KEY]))
+
+    def explain(images: Tensor, target: Tensor | None = None) -> Attribution:
+        classes = torch.full((len(images),), -1) if target is None else target
+        found = run(images, classes)
+        if len(found) != len(outputs(True)):
+            raise ValueError(f"{path} returns logits alone; export it --with-explanation.")
+        logits, contributions, residual = found
+        classes = torch.where(classes < 0, logits.argmax(1), classes)
+        attribution = Attribution(
+            map=contributions,
+            target=classes,
+            logits=logits,
+            residual=residual,
+            logit=logits.gather(1, classes[:, None])[:, 0],
+            bias=bias,
+        )
+        check_completeness(attribution, strict)
+        return attribution
+
+    return explain
+
+
 def notes_on(predictor: Predictor) -> dict[str, str]:
     """The file's metadata: class names, how a picture becomes the input, config and versions."""
     side, resize = predictor.transform.image_size, predictor.transform.resize
@@ -104,6 +153,7 @@ def notes_on(predictor: Predictor) -> dict[str, str]:
         INPUT_KEY: json.dumps(picture),
         CONFIG_KEY: json.dumps(predictor.config),
         VERSIONS_KEY: json.dumps(versions()),
+        BIAS_KEY: json.dumps(predictor.model.logit.bias),
     }
 
 

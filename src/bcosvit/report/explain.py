@@ -107,6 +107,7 @@ def explain_pictures(
     joint: bool = False,
     device: str = "auto",
     console: Console | None = None,
+    strict: bool = False,
 ) -> Outcome:
     """Explains picture files and writes a report, arrays, pictures or numbers.
 
@@ -125,6 +126,7 @@ def explain_pictures(
         joint: Whether the maps of one method share a scale over the classes of a picture.
         device: A device by name; ``"auto"`` is the accelerator where there is one.
         console: Where a progress bar is shown.
+        strict: Whether contributions that miss the logit beyond rounding are an error.
 
     Returns:
         How many pictures were explained, and which could not be read.
@@ -166,7 +168,9 @@ def explain_pictures(
                 found = Skipped(key=name, reason=str(error))
                 skipped.append(found)
             else:
-                found = predictor.explain(image, targets, top=top or 1, methods=chosen, name=name)
+                found = predictor.explain(
+                    image, targets, top=top or 1, methods=chosen, name=name, strict=strict
+                )
                 if len(predictions) < PRINTED:
                     predictions.append(_prediction(found, predictor))
             for add in writers:

@@ -235,6 +235,10 @@ class ExplanationService:
         """Returns the terms that show an explanation to be complete."""
         return self._exact_map(upload, label).found.sums(0)
 
+    def warning(self, upload: Upload, label: int) -> str | None:
+        """Returns a sentence where contributions miss the logit beyond rounding."""
+        return self._exact_map(upload, label).found.warning
+
     def region(self, upload: Upload, label: int, box: Box) -> Region:
         """Sums what the pixels of a box contribute to a class.
 
