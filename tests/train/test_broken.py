@@ -196,6 +196,14 @@ def test_a_killed_process_of_several_is_told_by_another(tmp_path, rank, says):
     assert read_checkpoint(folder / "last.ckpt")["global_step"] == 4
 
 
+def test_the_same_command_twice_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        train(DATA, out=tmp_path / name, model=model_config(), recipe=recipe(epochs=1))
+    for name in ("best.safetensors", "README.md", "metrics.csv"):
+        one, two = ((tmp_path / run / name).read_bytes() for run in ("one", "two"))
+        assert one == two, name
+
+
 def test_a_disk_that_is_full_when_weights_are_written_is_told(tmp_path):
     whole = train(DATA, out=tmp_path / "whole", model=model_config(), recipe=recipe()).folder
     size = (whole / "best.safetensors").stat().st_size

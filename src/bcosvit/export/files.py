@@ -1,5 +1,6 @@
 """A model as one file, in ONNX's format or in PyTorch's, that also says how it is to be used."""
 
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -197,5 +198,8 @@ def write_torch(program: ExportedProgram, out: str | Path, notes: dict[str, str]
     """Writes a file for ``torch.export.load`` with the notes as its extra files."""
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
+    # Given a path, torch would write the name of the temporary file into the archive.
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files=notes)
     with atomic(out) as temporary:
-        torch.export.save(program, temporary, extra_files=notes)
+        temporary.write_bytes(buffer.getbuffer())

@@ -49,8 +49,10 @@ def graph_of(model: AnyModel, size: tuple[int, int], *, explanation: bool) -> Ex
             "alone, or explain it with one of bcosvit.explainers(model)."
         )
     device = next(model.parameters()).device
-    # Two pictures: the size 1 would be taken for a constant.
-    example = [torch.rand(2, 3, *size, device=device)]
+    # Two pictures: the size 1 would be taken for a constant. They are the same each time, because
+    # they are written into files of torch's format.
+    generator = torch.Generator().manual_seed(0)
+    example = [torch.rand(2, 3, *size, generator=generator).to(device)]
     if explanation:
         example.append(torch.tensor([0, -1], device=device))
     function = _explained(model) if explanation else _predicted(model)
