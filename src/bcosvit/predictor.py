@@ -114,7 +114,7 @@ class Explanation:
         return next((a for a in self.attributions.values() if a.residual is not None), None)
 
     @property
-    def warning(self) -> str | None:
+    def incompleteness(self) -> str | None:
         """A sentence where contributions miss the logit beyond rounding."""
         return None if self.exact is None else incompleteness(self.exact)
 

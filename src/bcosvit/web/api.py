@@ -155,7 +155,7 @@ def add_api(service: ExplanationService) -> None:
         if service.exact is not None:
             numbers |= asdict(service.sums(opened, index))
             # A server's warnings are not seen by those who ask it.
-            numbers["warning"] = service.warning(opened, index)
+            numbers["incompleteness"] = service.incompleteness(opened, index)
         map_ = method_image(shown.method, shown.map, shown.scale)
         photo = photo_image(found.image)
         over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=overlay)

@@ -235,9 +235,9 @@ class ExplanationService:
         """Returns the terms that show an explanation to be complete."""
         return self._exact_map(upload, label).found.sums(0)
 
-    def warning(self, upload: Upload, label: int) -> str | None:
+    def incompleteness(self, upload: Upload, label: int) -> str | None:
         """Returns a sentence where contributions miss the logit beyond rounding."""
-        return self._exact_map(upload, label).found.warning
+        return self._exact_map(upload, label).found.incompleteness
 
     def region(self, upload: Upload, label: int, box: Box) -> Region:
         """Sums what the pixels of a box contribute to a class.
