@@ -256,9 +256,10 @@ class ContributionImages(Callback):
         for image, map_, label, predicted in zip(
             images, attribution.map, labels.tolist(), predictions, strict=True
         ):
-            verdict = "correct" if predicted == label else f"predicted {self.classes[predicted]}"
-            tiles.append(Tile(image=photo_image(image), label=self.classes[label]))
-            tiles.append(Tile(image=contribution_image(map_), label=verdict))
+            name, seen = self.classes[label], self.classes[predicted]
+            verdict = f"{name}: correct" if predicted == label else f"{name}: seen as {seen}"
+            tiles.append(Tile(image=photo_image(image), label=verdict))
+            tiles.append(Tile(image=contribution_image(map_), label=f"what speaks for {name}"))
         return panel([tiles[start : start + 4] for start in range(0, len(tiles), 4)])
 
     def _samples(self) -> tuple[Tensor, Tensor]:
