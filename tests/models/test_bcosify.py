@@ -358,6 +358,16 @@ def test_files_cannot_call_what_they_like(wrong) -> None:
         bcosvit.create_model(dataclasses.replace(copy.config, program=program))
 
 
+@pytest.mark.parametrize("value", ["x", None, 2.0])
+def test_files_cannot_give_layers_other_than_results(value) -> None:
+    copy = bcosify(Refused(F.relu), image_size=16, b=1.0)
+    program = pycopy.deepcopy(copy.config.program)
+    (first, *_) = [i for i in program["instructions"] if i[1] == "layer" and len(i[3]) >= 3]
+    first[3][2] = value
+    with pytest.raises(ValueError, match="instead of results"):
+        dataclasses.replace(copy.config, program=program)
+
+
 def test_training_compiles_once() -> None:
     copy = bcosify(original("torchvision:mobilenet_v3_small").float(), image_size=32, b=1.0)
     copy.train()
