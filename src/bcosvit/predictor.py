@@ -102,7 +102,7 @@ class Explanation:
     """Whether this is more than for 95 % of the pictures of known kinds."""
 
     @property
-    def warning(self) -> str:
+    def unlike_note(self) -> str:
         """Says that the picture is unlike what the model knows; empty where it is not."""
         if not self.is_unlike:
             return ""

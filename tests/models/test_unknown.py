@@ -90,7 +90,7 @@ def test_calibrate_stores_the_score_and_explain_shows_it(tmp_path):
     assert shown.unlike is not None and 0 <= shown.unlike <= 1
     # Weights without a score load as before.
     plain = bcosvit.Predictor.load(tmp_path / "plain.safetensors", "cpu").explain(image)
-    assert plain.unlike is None and not plain.warning
+    assert plain.unlike is None and not plain.unlike_note
     # A score that calls everything unlike says so in the terminal, the report and the JSON file.
     model = bcosvit.load(out)
     model.unlike = Unlike(threshold=0.5, weight=(0.0, 0.0, 0.0), bias=9.0)

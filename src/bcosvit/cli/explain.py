@@ -108,8 +108,8 @@ def print_predictions(found: "Outcome") -> None:
     console = Console()
     console.print(table, highlight=False)
     for prediction in found.predictions:
-        if prediction.warning:
-            text = prediction.warning if single else f"{prediction.name}: {prediction.warning}"
+        if note := prediction.unlike_note:
+            text = note if single else f"{prediction.name}: {note}"
             console.print(text, style="yellow", highlight=False, soft_wrap=True, markup=False)
     if (more := found.explained - len(found.predictions)) > 0:
         console.print(f"and {more} more", highlight=False)

@@ -59,7 +59,7 @@ class Prediction:
     name: str
     entries: tuple[dict[str, Any], ...]
     """The most confident classes, and those that are explained."""
-    warning: str = ""
+    unlike_note: str = ""
     """Where the picture is unlike what the model knows."""
 
 
@@ -193,7 +193,7 @@ def probability_note(predictor: Predictor) -> str:
 def _prediction(found: Explanation, predictor: Predictor) -> Prediction:
     listed = dict.fromkeys([*found.top(TOP), *found.target.tolist()])
     entries = [found.entry(label, predictor.class_names) for label in listed]
-    return Prediction(name=found.name, entries=tuple(entries), warning=found.warning)
+    return Prediction(name=found.name, entries=tuple(entries), unlike_note=found.unlike_note)
 
 
 def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
@@ -422,7 +422,7 @@ def _section(number: int, found: Explanation, info: ReportInfo) -> str:
         "report/templates/explanation.html.jinja",
         number=number,
         name=found.name,
-        warning=found.warning,
+        unlike_note=found.unlike_note,
         listed=[found.entry(label, names) for label in listed],
         chosen=[place for place, label in enumerate(listed) if label in explained],
         photo=Picture.of(photo, f"{found.name}, as the model saw it"),

@@ -137,9 +137,9 @@ class PageEvents:
             return self.rather(upload, label, int(versus), alpha, Box.of(edges))
         views = render.views(shown, entry["class"], alpha, Box.of(edges))
         if self.service.exact is None:
-            return [render.title(entry, shown.found.warning), views, Markup(), Markup()]
+            return [render.title(entry, shown.found.unlike_note), views, Markup(), Markup()]
         sums = render.sums(self.service.sums(upload, label))
-        title = render.title(entry, shown.found.warning)
+        title = render.title(entry, shown.found.unlike_note)
         return [title, views, sums, self.region(selection, *edges)]
 
     def rather(
