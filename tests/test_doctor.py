@@ -76,12 +76,13 @@ def test_the_lists_are_the_projects():
 
     def names(requirements):
         return tuple(
-            re.match(r"[\w-]+", line)[0].replace("pyyaml", "yaml") for line in requirements
+            {"pyyaml": "yaml", "scikit-learn": "sklearn"}.get(name, name)
+            for name in (re.match(r"[\w-]+", line)[0] for line in requirements)
         )
 
     extras = {key: names(v) for key, v in project["optional-dependencies"].items() if key in EXTRAS}
     assert extras == EXTRAS
-    assert set(project["optional-dependencies"]) - set(EXTRAS) <= {"dev", "docs"}
+    assert set(project["optional-dependencies"]) - set(EXTRAS) <= {"dev", "docs", "bench"}
     assert names(project["dependencies"]) == CORE
 
 

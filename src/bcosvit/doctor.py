@@ -36,6 +36,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "timm": ("timm",),
+    "audit": ("sklearn", "pyarrow"),
 }
 """Modules that each extra brings."""
 
@@ -83,7 +84,7 @@ def examine() -> Findings:
 
     Examples:
         >>> sorted(examine().extras)
-        ['export', 'hub', 'timm', 'train', 'web']
+        ['audit', 'export', 'hub', 'timm', 'train', 'web']
     """
     import bcosvit
 
