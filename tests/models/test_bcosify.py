@@ -363,7 +363,7 @@ def test_files_cannot_give_layers_other_than_results(value) -> None:
     copy = bcosify(Refused(F.relu), image_size=16, b=1.0)
     program = pycopy.deepcopy(copy.config.program)
     (first, *_) = [i for i in program["instructions"] if i[1] == "layer" and len(i[3]) >= 3]
-    first[3][2] = value
+    first[3][-1] = value
     with pytest.raises(ValueError, match="instead of results"):
         dataclasses.replace(copy.config, program=program)
 

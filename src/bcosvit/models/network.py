@@ -89,12 +89,12 @@ def check_program(program: Any) -> None:
         check(type(result) is int and result > 0, "a result without a number")
         check(isinstance(what, str) and isinstance(target, str), "an instruction without a target")
         check(isinstance(args, list) and isinstance(kwargs, dict), "no arguments")
-        # A converted layer takes the image's path, λ and B: results, never values of their own.
+        # A converted layer takes the image's path (the first one also that of ones), λ and B:
+        # results, never values of their own.
         kind = program.get("layers", {}).get(target, [""])[0] if what == "layer" else ""
         if kind.startswith("Converted"):
-            check(
-                all(isinstance(a, dict) for a in args[:3]), "a layer of values instead of results"
-            )
+            taken = args[: 4 if kind == "ConvertedStem" else 3]
+            check(all(isinstance(a, dict) for a in taken), "a layer of values instead of results")
     check(type(program.get("features", 0)) is int, "features without a number")
     check(all(type(n) is int for n in program.get("names", {}).values()), "names without numbers")
 
