@@ -28,7 +28,8 @@ def small():
 def test_a_folder_and_back(small, tmp_path):
     small.save_pretrained(tmp_path / "m", metadata=NOTES, pictures={"map.png": b"png"})
     files = {path.name for path in (tmp_path / "m").iterdir()}
-    assert files == {"model.safetensors", "config.json", "README.md", "map.png"}
+    processor = "preprocessor_config.json"
+    assert files == {"model.safetensors", "config.json", processor, "README.md", "map.png"}
     assert json.loads((tmp_path / "m/config.json").read_text())["config"]["num_classes"] == 2
     card = (tmp_path / "m/README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: bcosvit\n")
@@ -93,7 +94,7 @@ class Api:
 
 def test_pushing(small, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    names = ["README.md", "config.json", "model.safetensors"]
+    names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
     monkeypatch.setattr(Api, "calls", [], raising=False)
     assert small.push_to_hub("cats", private=True, branch="b") == "https://hub/commit"
     assert Api.calls == [

@@ -41,8 +41,7 @@ def measure(weights: str, folder: str, out: str, methods: str) -> None:
 def assert_flat(tmp_path: Path, count: int, methods: str, gain: int) -> None:
     """Less than ``gain`` bytes more in the last quarter than in the second.
 
-
-    A report in memory would be 600,000 bytes more: half of 60 pictures with 20,000 bytes each.
+    A report in memory would be 850,000 bytes more: half of 60 pictures with 28,000 bytes each.
     """
     weights = write_weights(tmp_path / "model.safetensors", image_size=48)
     pictures = write_pictures(tmp_path / "pictures", 10, size=48)
@@ -60,7 +59,7 @@ def assert_flat(tmp_path: Path, count: int, methods: str, gain: int) -> None:
     # The highest of a stretch: single readings depend on when freed memory is given back.
     assert max(memory[-quarter:]) - max(memory[quarter : 2 * quarter]) < gain
     size = (tmp_path / "r.html").stat().st_size
-    assert size > 15_000 * count
+    assert size > 25_000 * count
     assert written[count // 2] > 0.4 * size
 
 
@@ -71,4 +70,4 @@ needs_proc = pytest.mark.skipif(
 
 @needs_proc
 def test_memory_is_flat(tmp_path):
-    assert_flat(tmp_path, 60, "inherent,ixg,rollout", gain=450_000)
+    assert_flat(tmp_path, 60, "inherent,ixg,rollout", gain=650_000)
