@@ -89,9 +89,10 @@ def test_a_lock_ends_with_its_process_not_with_the_processes_that_it_started(tmp
         f"import os, sys, time; from bcosvit.files import {kind}\n"
         f"with {kind}(sys.argv[1]):\n"
         "    if os.fork() == 0:\n"
+        # The child says so: it may begin to run long after the fork.
+        "        print('locked', flush=True)\n"
         "        time.sleep(30)\n"
         "        os._exit(0)\n"
-        "    print('locked', flush=True)\n"
         "    time.sleep(100)\n"
     )
     lock = {"locked_folder": locked_folder, "locked_file": locked_file}[kind]
