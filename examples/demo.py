@@ -74,7 +74,7 @@ def main() -> None:
 TEMPLATE = """
 {% extends "report/templates/page.html.jinja" %}
 {% from "report/templates/macros.html.jinja" import image, table %}
-{% block lead %}<p>What `make demo` did, step by step.</p>{% endblock %}
+{% block lead %}<p>What <code>make demo</code> did, step by step.</p>{% endblock %}
 {% macro show(picture) %}
 <figure>{{ image(picture) }}<figcaption>{{ picture.alt }}</figcaption></figure>
 {% endmacro %}
@@ -82,7 +82,9 @@ TEMPLATE = """
 <section><h2>Explained with the shipped weights</h2>
 <p>Three photographs: the evidence for (red) and against (blue) the most confident class, and where
 it is.</p>
-<div class="panels">{% for picture in shipped %}{{ show(picture) }}{% endfor %}</div>
+{% for photo in shipped | batch(3) %}
+<div class="panels">{% for picture in photo %}{{ show(picture) }}{% endfor %}</div>
+{% endfor %}
 <p><a href="shipped.html">All explanations: shipped.html</a></p></section>
 <section><h2>Trained on drawn scenes</h2>
 <p>A small B-cos ViT with an accuracy of {{ accuracy | percent }} on unseen scenes.</p>
