@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.metrics.accuracy import most_confident
 from bcosvit.metrics.base import (
     BarChart,
     Chart,
@@ -27,7 +26,7 @@ from bcosvit.metrics.base import (
 from bcosvit.metrics.removal import (
     check_min_confidence,
     check_removal,
-    confident,
+    most_confident_items,
     region_pixels,
     region_sums,
     replacement,
@@ -129,8 +128,7 @@ class Additivity(Metric):
 
     def select(self, predictions: Sequence[Prediction]) -> list[Item]:
         """Takes the most confident correctly classified images."""
-        able = most_confident(confident(predictions, self.min_confidence))
-        return [(prediction,) for prediction in able[: self.images]]
+        return most_confident_items(predictions, self.images, self.min_confidence)
 
     def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
         """Returns the agreement [N, 3] by method."""

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from bcosvit.messages import unknown
-from bcosvit.metrics.accuracy import most_confident
 from bcosvit.metrics.base import (
     BarChart,
     Chart,
@@ -38,7 +37,7 @@ from bcosvit.metrics.removal import (
     check_min_confidence,
     check_removal,
     check_smooth,
-    confident,
+    most_confident_items,
     region_pixels,
     region_sums,
     replacement,
@@ -186,8 +185,7 @@ class PixelPerturbation(Metric):
 
     def select(self, predictions: Sequence[Prediction]) -> list[Item]:
         """Takes the most confident correctly classified images."""
-        able = most_confident(confident(predictions, self.min_confidence))
-        return [(prediction,) for prediction in able[: self.images]]
+        return most_confident_items(predictions, self.images, self.min_confidence)
 
     def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
         """Returns the confidences (or logits) [N, 2, P] by method."""

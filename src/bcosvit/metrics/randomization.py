@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bcosvit.attribution import explain_all
-from bcosvit.metrics.accuracy import most_confident
 from bcosvit.metrics.base import (
     BarChart,
     Chart,
@@ -25,6 +24,7 @@ from bcosvit.metrics.base import (
     Prediction,
     register_metric,
 )
+from bcosvit.metrics.removal import most_confident_items
 from bcosvit.metrics.statistics import Bootstrap, Estimate, significant
 from bcosvit.models.base import AnyModel
 
@@ -81,7 +81,7 @@ class Randomization(Metric):
 
     def select(self, predictions: Sequence[Prediction]) -> list[Item]:
         """Takes the most confident correctly classified images."""
-        return [(prediction,) for prediction in most_confident(predictions)[: self.images]]
+        return most_confident_items(predictions, self.images)
 
     def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
         """Returns the rank correlation of each map with that of the shuffled model [N]."""

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.messages import unknown
-from bcosvit.metrics.base import Prediction
+from bcosvit.metrics.accuracy import most_confident
+from bcosvit.metrics.base import Item, Prediction
 from bcosvit.models.base import AnyModel
 
 REMOVALS = ("zero", "black", "mean", "blur")
@@ -40,6 +41,23 @@ def check_min_confidence(min_confidence: float) -> None:
 def confident(predictions: Sequence[Prediction], min_confidence: float) -> list[Prediction]:
     """Returns the predictions whose confidence in the labeled class is at least so high."""
     return [each for each in predictions if each.confidence >= min_confidence]
+
+
+def most_confident_items(
+    predictions: Sequence[Prediction], count: int, min_confidence: float = 0.0
+) -> list[Item]:
+    """Selects single images for a metric.
+
+    Args:
+        predictions: The predictions of all images.
+        count: How many images to select; fewer where there are fewer.
+        min_confidence: Images in whose class the model is less confident are left out.
+
+    Returns:
+        The most confident correctly classified images, the most confident first.
+    """
+    able = most_confident(confident(predictions, min_confidence))
+    return [(prediction,) for prediction in able[:count]]
 
 
 @torch.no_grad()
