@@ -1,6 +1,7 @@
 """Small models and pictures that every test can share."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ if not torch.cuda.is_available():
 
 from bcosvit import DenseNetConfig, ModelConfig, StemConfig, create_model
 from bcosvit.models import Classifier
+from bcosvit.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,24 @@ def model() -> Classifier:
 @pytest.fixture
 def images() -> torch.Tensor:
     return torch.rand(4, 3, 16, 16, dtype=torch.float64)
+
+
+@pytest.fixture
+def restored_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what examples register when their test is over."""
+    for registry in registries():
+        registry.names()  # Loads entry points.
+        for attribute in ("_items", "_origins"):
+            monkeypatch.setattr(registry, attribute, dict(getattr(registry, attribute)))
+
+
+def registries() -> tuple[Registry[Any], ...]:
+    """All registries; imported late, since training takes seconds to import."""
+    from bcosvit.attribution import METHODS
+    from bcosvit.data.dataset import SOURCES
+    from bcosvit.metrics import METRICS
+    from bcosvit.models.registry import KINDS
+    from bcosvit.paper import FIGURES
+    from bcosvit.train import LOSSES, RECIPES
+
+    return (KINDS, LOSSES, METHODS, METRICS, RECIPES, SOURCES, FIGURES)

@@ -1,5 +1,6 @@
 """Files that are complete or not there."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from bcosvit import files
 from bcosvit.files import atomic
@@ -76,3 +78,24 @@ def test_files_of_others_are_left_alone(tmp_path: Path, fresh: None) -> None:
     with atomic(tmp_path / "out.txt") as temporary:
         temporary.write_text("x")
     assert (tmp_path / ".hidden.txt").exists()
+
+
+def test_errors_are_about_the_file_and_not_about_its_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(OSError, match="No space left") as said, atomic(path) as temporary:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
+    assert said.value.filename == str(path)
+    # safetensors has an error of its own, with the system's number in its text.
+    with pytest.raises(OSError, match="No space left") as said, atomic(path):
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+    assert said.value.errno == errno.ENOSPC and said.value.filename == str(path)
+    with pytest.raises(OSError, match="No space left") as said, atomic(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert said.value.filename == str(path)
+    with pytest.raises(SafetensorError, match="header"), atomic(path):
+        raise SafetensorError("The header is wrong.")
+    other = tmp_path / "other.txt"
+    with pytest.raises(OSError, match="No such file") as said, atomic(path):
+        other.read_text()
+    assert said.value.filename == str(other)
+    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from bcosvit import progress
-from bcosvit.progress import stages, track
+from bcosvit.progress import PlainLines, stages, track
 
 
 class Clock:
@@ -53,3 +53,18 @@ def test_a_terminal_shows_the_stage():
         begin("Reading")
         begin("Writing")
     assert "Writing (2 of 2)" in console.file.getvalue()
+
+
+def test_plain_lines_of_what_was_begun_before(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    console = Console(file=io.StringIO(), width=100)
+    lines = PlainLines("Features", console, pause=20)
+    for done in range(60, 101, 10):
+        lines(done, 100)
+        clock.now += 10
+    # Ten in ten seconds, whatever was done before; none at the end.
+    assert console.file.getvalue().splitlines() == [
+        "Features: 70 of 100, about 30 s left",
+        "Features: 90 of 100, about 10 s left",
+    ]

@@ -21,6 +21,7 @@ from bcosvit.messages import percent
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import unwrapped
 from bcosvit.predictor import (
+    UNLIKE,
     Batch,
     Explanation,
     Predictor,
@@ -52,7 +53,12 @@ class ImageAttribution(Attribution):
     names: tuple[str, ...]
     """The names of the pictures, empty where they have none."""
     probabilities: Tensor | None = None
-    """[B, K]: one independent sigmoid per class (B-cos) or a softmax (conventional)."""
+    """[B, K]: one independent sigmoid per class or a softmax, as the model was trained."""
+    unlike: Tensor | None = None
+    """[B]: how unlike the model's training photographs each picture is, from 0 to 1; None where the
+    weights bring no such score (`bcosvit.models.unknown`)."""
+    is_unlike: Tensor | None = None
+    """[B]: whether this is more than for 95 % of the pictures of known kinds."""
     versus: Tensor | None = None
     """[B]: where the map is what speaks for ``target`` rather than another class, the latter."""
 
@@ -277,7 +283,8 @@ def _classes(given: Target_, names: Sequence[str], batch: Batch) -> Target:
 def _drawable(
     model: AnyModel, found: Attribution, method: str, batch: Batch, names: tuple[str, ...]
 ) -> ImageAttribution:
-    logits = found.logits
+    logits, unlike = found.logits, unwrapped(model).unlike
+    score = None if unlike is None or logits is None else unlike(logits.detach())
     return ImageAttribution(
         **{each.name: getattr(found, each.name) for each in fields(Attribution)},
         images=batch.images.detach(),
@@ -285,6 +292,8 @@ def _drawable(
         method=method,
         names=batch.names,
         probabilities=None if logits is None else confidence(model, logits.detach()),
+        unlike=score,
+        is_unlike=None if score is None or unlike is None else score > unlike.threshold,
     )
 
 
@@ -439,12 +448,14 @@ def _describe(found: ImageAttribution) -> str:
     count, (height, width) = len(found.images), found.images.shape[-2:]
     pictures = "1 image" if count == 1 else f"{count} images"
     text = f"{method_title(found.method)} of {pictures} of {width}×{height} pixels"
-    if count > 1 or found.target.ndim == 2:
+    if count == 1 and found.target.ndim == 1:
+        label = int(found.target[0])
+        text += f" for {found.class_names[label]}"
+        if found.versus is not None:
+            text += f" rather than {found.class_names[int(found.versus[0])]}"
+        elif found.probabilities is not None:
+            text += f", {percent(found.probabilities[0, label].item())}"
+    if found.is_unlike is None or not found.is_unlike.any():
         return text
-    label = int(found.target[0])
-    text += f" for {found.class_names[label]}"
-    if found.versus is not None:
-        return f"{text} rather than {found.class_names[int(found.versus[0])]}"
-    if found.probabilities is None:
-        return text
-    return f"{text}, {percent(found.probabilities[0, label].item())}"
+    which = "" if count == 1 else f"{int(found.is_unlike.sum())} of {count}: "
+    return f"{text}. {which}{UNLIKE}"

@@ -7,12 +7,15 @@ second writer, so `atomic` is our own.
 import errno
 import importlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 fcntl: Any = None
 with suppress(ImportError):  # Windows has none.
@@ -21,6 +24,9 @@ with suppress(ImportError):  # Windows has none.
 PART = ".bcosvit-part"
 """Names of temporary files hold this; those of a process that was killed are removed by the next
 one that writes into the folder."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where there is no room for a file."""
 
 _cleared: set[Path] = set()
 """Folders without temporary files of processes that are no more."""
@@ -73,13 +79,28 @@ def atomic(path: str | Path) -> Iterator[Path]:
     if path.parent not in _cleared:
         _clear(path.parent)
         _cleared.add(path.parent)
-    handle, temporary = _locked_file(path)
+    try:
+        handle, temporary = _locked_file(path)
+    except OSError as error:
+        raise _error_of(error, path) from error
     try:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
+    except OSError as error:
+        # A write that fails knows no name.
+        full = error.filename is None and error.errno in FULL
+        if not full and error.filename != str(temporary):
+            raise
+        raise _error_of(error, path) from error
+    except SafetensorError as error:
+        # It tells what the system said in its own words.
+        number = re.search(r"(?:os error|code:?) (\d+)", str(error))
+        if number is None:
+            raise
+        raise _error_of(OSError(int(number[1]), ""), path) from error
     finally:
         temporary.unlink(missing_ok=True)
         os.close(handle)
@@ -141,7 +162,10 @@ def locked_file(path: str | Path) -> Iterator[None]:
     make_folder(target.parent)
     hidden = target.with_name(f".{target.name}{PART}-lock")
     while True:
-        handle = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            handle = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise _error_of(error, Path(path)) from error
         try:
             _hold(handle, path)
             # Before it was locked, the process before may have removed it.
@@ -202,6 +226,12 @@ def _regular(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return target
+
+
+def _error_of(error: OSError, path: Path) -> OSError:
+    """The same error, about the file that was to be written instead of a temporary one."""
+    number = error.errno or errno.EIO
+    return OSError(number, os.strerror(number), str(path))
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:

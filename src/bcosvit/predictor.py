@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from bcosvit.attribution import METHODS, Attribution, Method, Top, explain_all, explainers
-from bcosvit.attribution.base import incompleteness, resolve_target
+from bcosvit.attribution.base import Target, incompleteness, resolve_target
 from bcosvit.data.images import list_images, read_image, upright_rgb
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.messages import and_more
@@ -29,6 +29,10 @@ from bcosvit.nn.views import unwrapped
 from bcosvit.shipped import DEFAULT
 
 __all__ = ["Explanation", "Predictor", "choose_device", "confidence", "find_class", "log_odds"]
+
+
+UNLIKE = "Unlike anything this model was trained on: do not rely on its classes."
+"""What is said of pictures that are unlike the training photographs."""
 
 
 def confidence(model: AnyModel, logits: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ class Explanation:
         """Says that the picture is unlike what the model knows; empty where it is not."""
         if not self.is_unlike:
             return ""
-        return "Unlike anything this model was trained on: do not rely on its classes."
+        return UNLIKE
 
     @property
     def exact(self) -> Attribution | None:
@@ -357,28 +361,62 @@ class Predictor:
         Raises:
             ValueError: Contributions miss the logit, and ``strict`` is set.
         """
-        images = image[None].to(next(self.model.parameters()))
-        target = Top(top) if classes is None else torch.tensor([list(classes)], device=self.device)
+        chosen = None if classes is None else [classes]
+        (found,) = self.explain_batch([image], chosen, top=top, methods=methods, strict=strict)
+        return replace(found, name=name)
+
+    def explain_batch(
+        self,
+        images: Sequence[Tensor],
+        classes: Sequence[Sequence[int]] | None = None,
+        *,
+        top: int = 1,
+        methods: Sequence[Method] | None = None,
+        strict: bool = False,
+    ) -> list[Explanation]:
+        """Predicts and explains several pictures of one size in one pass.
+
+        Args:
+            images: The model's inputs [3, H, W].
+            classes: For each picture the classes to explain, as many for each; None for the ``top``
+                most confident ones.
+            top: As for `explain`, and so are the arguments after it.
+
+        Returns:
+            One explanation per picture, equal to that of `explain` up to rounding.
+
+        Raises:
+            ValueError: Contributions miss a logit, and ``strict`` is set.
+        """
+        batch = torch.stack(tuple(images)).to(next(self.model.parameters()))
+        target: Target = Top(top)
+        if classes is not None:
+            target = torch.tensor([list(each) for each in classes], device=self.device)
         chosen = self.methods() if methods is None else methods
-        found = explain_all(self.model, images, target, chosen, strict=strict)
+        found = explain_all(self.model, batch, target, chosen, strict=strict)
         first = next(iter(found.values()), None)
         if first is None or first.logits is None:
             with torch.no_grad():
-                logits = self.model(images)
+                logits = self.model(batch)
         else:
             logits = first.logits
         unlike = unwrapped(self.model).unlike
-        score = None if unlike is None else unlike(logits[0]).item()
-        return Explanation(
-            image=image,
-            logits=logits[0].cpu(),
-            probabilities=confidence(self.model, logits[0]).cpu(),
-            target=resolve_target(target, logits)[0].cpu(),
-            attributions={method: _of_image(each) for method, each in found.items()},
-            name=name,
-            unlike=score,
-            is_unlike=score is not None and unlike is not None and score > unlike.threshold,
-        )
+        targets = resolve_target(target, logits)
+        explanations = []
+        for row, image in enumerate(images):
+            score = None if unlike is None else unlike(logits[row]).item()
+            explanations.append(
+                Explanation(
+                    image=image,
+                    logits=logits[row].cpu(),
+                    probabilities=confidence(self.model, logits[row]).cpu(),
+                    target=targets[row].cpu(),
+                    attributions={name: _of_image(each, row) for name, each in found.items()},
+                    unlike=score,
+                    is_unlike=score is not None and unlike is not None and score > unlike.threshold,
+                )
+            )
+        return explanations
 
 
 def names_of(model: AnyModel) -> tuple[str, ...]:
@@ -545,15 +583,15 @@ def choose_device(device: str) -> torch.device:
         ) from error
 
 
-def _of_image(found: Attribution) -> Attribution:
-    """The attribution of the only image of a batch, on the CPU."""
+def _of_image(found: Attribution, row: int) -> Attribution:
+    """The attribution of one image of a batch, on the CPU."""
 
     def only(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[0].detach().cpu()
+        return None if tensor is None else tensor[row].detach().cpu()
 
     return Attribution(
-        map=found.map[0].detach().cpu(),
-        target=found.target[0].cpu(),
+        map=found.map[row].detach().cpu(),
+        target=found.target[row].cpu(),
         logits=only(found.logits),
         weights=only(found.weights),
         residual=only(found.residual),

@@ -35,15 +35,47 @@ def track(items: Sequence[T], what: str, console: "Console | None") -> Iterator[
 
         yield from bar(items, what, console=console, transient=True)
     else:
-        start = time.monotonic()
-        said = start + QUIET - PAUSE
+        lines = PlainLines(what, console)
         for done, item in enumerate(items):
-            now = time.monotonic()
-            if done and now - said >= PAUSE:
-                left = duration((now - start) / done * (len(items) - done))
-                _line(console, f"{what}: {done} of {len(items)}, about {left} left")
-                said = now
+            lines(done, len(items))
             yield item
+
+
+class PlainLines:
+    """Says in plain lines how much is done, and how long the rest will take.
+
+    Args:
+        what: What is done, e.g. "Explaining".
+        console: Where the lines are printed.
+        pause: Seconds between two lines.
+
+    Examples:
+        >>> from rich.console import Console
+        >>> PlainLines("Counting", Console())(1, 2)  # Nothing, since it has only begun.
+    """
+
+    def __init__(self, what: str, console: "Console", pause: float = PAUSE) -> None:
+        self.what, self.console, self.pause = what, console, pause
+        self.start = time.monotonic()
+        self._said = self.start + QUIET - pause
+        self._before: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Prints a line if it is time for one.
+
+        Args:
+            done: How much is done.
+            total: How much there is to do.
+        """
+        now = time.monotonic()
+        if self._before is None:
+            # What was done before does not count for the time left.
+            self._before = done
+        new = done - self._before
+        if new > 0 and done < total and now - self._said >= self.pause:
+            left = duration((now - self.start) / new * (total - done))
+            _line(self.console, f"{self.what}: {done} of {total}, about {left} left")
+            self._said = now
 
 
 @contextmanager

@@ -219,3 +219,22 @@ def test_autocast_beyond_its_tolerance_is_not_silent(broken):
             explain(broken, torch.rand(1, 3, 16, 16))
         with pytest.raises(ValueError, match="miss the logit"):
             explain(broken, torch.rand(1, 3, 16, 16), strict=True)
+
+
+class Slightly(nn.Module):
+    """Misses being dynamic linear by a hundred-thousandth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = BcosLinear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.child(x)
+        return y + 1e-5 * y * y.norm()
+
+
+def test_a_proof_is_as_strict_as_the_dtype_allows():
+    x = torch.randn(4, 6)
+    frozen_view(Slightly())(x)
+    with pytest.raises(ValueError, match="Slightly computes something"):
+        frozen_view(Slightly().double())(x.double())

@@ -12,6 +12,7 @@ from bcosvit import create_model, explain, explainers
 from bcosvit.attribution import METHODS, Attribution, base, explain_all
 from bcosvit.attribution.attention import Rollout, observe
 from bcosvit.attribution.gradient import IntegratedGradients
+from bcosvit.attribution.sampling import Occlusion, SmoothGrad
 from bcosvit.models import DenseNetConfig
 from tests.attribution.test_inherent import snapshot
 from tests.conftest import randomize, small_config, tiny_config
@@ -39,7 +40,7 @@ def five() -> torch.Tensor:
 
 def test_all_methods_of_the_paper_are_listed():
     named = {"finatt", "rollout", "gradsam", "gradcam", "intgrad", "ixg", "cheferlrp", "plrp"}
-    ours = {"inherent", "exact-linear", "smoothgrad", "occlusion", "random"}
+    ours = {"inherent", "libragrad", "exact-linear", "smoothgrad", "occlusion", "random"}
     assert named | ours == set(explainers())
     barred = {"cheferlrp", "plrp", "exact-linear"}
     assert set(explainers(make("bcos"))) == set(explainers()) - barred
@@ -235,6 +236,23 @@ def test_passes_are_as_large_as_free_memory_allows(method, five, monkeypatch):
     assert chunks[0] < chunks[1]
 
 
+@pytest.mark.parametrize(
+    "method", [IntegratedGradients(at_once=7), SmoothGrad(samples=3), Occlusion(at_once=5)]
+)
+def test_methods_know_how_many_passes_they_take(method, five):
+    counted = []
+    with base.counting_passes(counted.append):
+        explain(make(), five[:1], 1, method)
+    assert len(counted) > 2
+    assert sum(counted) == method.passes(*five.shape[-2:])
+
+
+def test_every_method_that_takes_many_passes_says_how_many():
+    for name, method in base.METHODS.items():
+        own = type(method).passes is not base.Explainer.passes
+        assert own == (method.cost == "many"), name
+
+
 def test_a_pass_takes_what_was_estimated():
     """512 kB are stored per sample, which become 768 kB with their gradients."""
 
@@ -350,3 +368,11 @@ def test_occlusion_is_the_mean_over_the_windows_on_a_pixel():
             corners = [(a, b) for a in (i - 1, i) for b in (j - 1, j) if 0 <= a < 3 and 0 <= b < 3]
             sums = [x[0, 0, a : a + 2, b : b + 2].sum() for a, b in corners]
             torch.testing.assert_close(found[0, i, j], sum(sums) / len(sums))
+
+
+def test_random_maps_do_not_depend_on_the_dtype(model, images):
+    # Both dtypes hold these values, and 1 minus them.
+    images = (256 * images).floor() / 256
+    one = explain(model, images, 0, "random").map
+    other = explain(model.float(), images.float(), 0, "random").map
+    torch.testing.assert_close(other.double(), one)

@@ -368,6 +368,7 @@ def test_files_cannot_give_layers_other_than_results(value) -> None:
         dataclasses.replace(copy.config, program=program)
 
 
+@pytest.mark.slow
 def test_training_compiles_once() -> None:
     copy = bcosify(original("torchvision:mobilenet_v3_small").float(), image_size=32, b=1.0)
     copy.train()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 import bcosvit
 from bcosvit import Predictor, create_model, load, load_backbone, save
@@ -146,6 +147,26 @@ def test_a_hostile_config_is_refused(models, tmp_path, name, change):
     assert len(message) < 1000 and message.isprintable()
     # KiB: what is refused must not have been allocated.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"), [("vit", ("depth", 1000)), ("densenet", ("blocks", [1000] * 8))]
+)
+def test_a_model_is_built_no_further_than_its_file_goes(tmp_path, models, kind, change):
+    path = write(tmp_path / "model.safetensors", models[kind], change)
+    made = 0
+
+    def count(*_: Any) -> None:
+        nonlocal made
+        made += 1
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        with pytest.raises(ValueError, match=r"more weights than the \d+ of the file"):
+            load(path)
+    finally:
+        hook.remove()
+    assert 0 < made < 2000
 
 
 def test_what_was_not_changed_still_loads(models, tmp_path):

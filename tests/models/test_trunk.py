@@ -192,6 +192,14 @@ def test_a_file_needs_nothing_else(tmp_path) -> None:
     assert "converted Small" in again.config.title
 
 
+def test_head_under_autocast() -> None:
+    """Half precision ends before the head: its logits have more digits."""
+    model = alive(create_model("bcos_vit_ti", backbone=trunk(torch.float32), **SMALL)).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(pictures(torch.float32))
+    assert (logits != logits.bfloat16()).any()
+
+
 def test_backbones_by_file_and_by_config(tmp_path) -> None:
     network = trunk(torch.float32)
     path = tmp_path / "trunk.safetensors"
@@ -381,6 +389,7 @@ def weights(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name"), [("onnx", "m.onnx"), ("torch-export", "m.pt2")])
 def test_export(weights, tmp_path, format, name) -> None:
     out = tmp_path / name

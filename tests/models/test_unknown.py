@@ -12,6 +12,8 @@ import bcosvit
 from bcosvit.cli import app
 from bcosvit.models.unknown import Unlike, auroc, auroc_interval, fit_known, fit_unlike
 from bcosvit.models.weights import UNLIKE_KEY, read_metadata
+from bcosvit.web.service import ExplanationService
+from bcosvit.web.session import INDEPENDENT, PageEvents
 
 
 def drawn(seed, count, shift):
@@ -102,3 +104,13 @@ def test_calibrate_stores_the_score_and_explain_shows_it(tmp_path):
     assert found.exit_code == 0 and "Unlike anything" in found.stdout
     assert "Unlike anything" in (tmp_path / "r.html").read_text()
     assert json.loads((tmp_path / "r.json").read_text())["images"][0]["is_unlike"]
+    # And in Python and on the page.
+    both = bcosvit.explain(bcosvit.load(tmp_path / "all.safetensors"), [picture, picture])
+    assert both.is_unlike.tolist() == [True, True] and both.unlike.shape == (2,)
+    assert "2 of 2: Unlike anything" in repr(both) and "Unlike anything" in both._repr_html_()
+    assert bcosvit.explain(bcosvit.load(tmp_path / "plain.safetensors"), picture).unlike is None
+    page = PageEvents(
+        service=ExplanationService(predictor=bcosvit.Predictor.load(tmp_path / "all.safetensors"))
+    )
+    title, *_ = page.show([picture], {"current": 0, "labels": {}}, 0.5, INDEPENDENT, None)
+    assert "Unlike anything" in title

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from bcosvit.nn import BcosConv2d, BcosLinear
 from bcosvit.ops import bcos_conv2d, bcos_linear
-from bcosvit.ops.dispatch import unit_rows
+from bcosvit.ops.dispatch import unit_rows, window_sums
 from tests.reference.dynamic import bcos_rows
 
 EXPONENTS = [1.0, 1.5, 2.0, 2.5]
@@ -171,3 +171,12 @@ def test_zero_weights_stay_finite():
 def test_impossible_layers_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_sums_over_windows(dilation):
+    images, window = torch.rand(2, 3, 9, 10), {"stride": (2, 1), "padding": (1, 2)}
+    found = window_sums(images, (3, 2), dilation=dilation, **window)
+    ones = torch.ones(3, 1, 3, 2)
+    expected = F.conv2d(images, ones, groups=3, dilation=dilation, **window)
+    torch.testing.assert_close(found, expected)

@@ -42,7 +42,10 @@ def rounding(monkeypatch):
         return original(a, b)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", matmul)
-    monkeypatch.setattr(products, "rounds", lambda device, op: RATE["rounds"])
+    kinds = {(device, op) for device in ("cpu", "cuda") for op in ("matmul", "conv")}
+    monkeypatch.setattr(
+        products, "rounds", lambda device, op: RATE["rounds"] and (device, op) in kinds
+    )
     RATE["rounds"] = True
     yield
     RATE["rounds"] = False
@@ -172,3 +175,35 @@ def test_threads_do_not_share_anything(full):
     thread.join()
     assert max(errors) < 1e-4
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "op", "place", "rounded"),
+    [
+        ("cuda", "matmul", "cuda.matmul", "tf32"),
+        ("cuda", "conv", "cudnn.conv", "tf32"),
+        ("cpu", "matmul", "mkldnn.matmul", "bf16"),
+    ],
+)
+def test_the_settings_of_pytorch_are_read(device, op, place, rounded):
+    backend, name = place.split(".")
+    setting = getattr(getattr(torch.backends, backend), name)
+    before = setting.fp32_precision
+    try:
+        setting.fp32_precision = "ieee"
+        assert not products.rounds(device, op)
+        setting.fp32_precision = rounded
+        assert products.rounds(device, op)
+    finally:
+        setting.fp32_precision = before
+    assert setting.fp32_precision == before
+
+
+def test_wrapped_tensors_are_multiplied_with_all_bits_too(full, rounding):
+    """Where kernels are not launched as they are, in `torch.vmap` and in traced graphs."""
+    a, b = torch.randn(3, 5, 4), torch.randn(4, 6)
+    truth = a.double() @ b.double()
+    rounded = (a @ b).double() - truth
+    found = torch.vmap(lambda each: products.matmul(each, b, frozen=True))(a)
+    assert rounded.abs().max() > 1e-4
+    torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-6)

@@ -206,3 +206,33 @@ def test_data_with_other_classes(tmp_path):
     unnamed = write_weights(tmp_path / "b.safetensors", classes=None)
     with pytest.raises(ValueError, match=r"8 classes .* knows 5"):
         evaluate_weights(unnamed, DATA, out=tmp_path / "out")
+
+
+def test_classes_and_mistakes(weights, tmp_path):
+    found = evaluate_weights(weights, DATA, out=tmp_path, metrics="accuracy", methods="inherent")
+    page = (tmp_path / "report.html").read_text()
+    section = page[page.index(">Classes and mistakes</h2>") :]
+    predictions = found.accuracy.predictions
+    wrong = [image for image in predictions if not image.correct]
+    assert len(wrong) > 12
+    # One row per class, with what it is taken for counted here.
+    body = re.findall(r"<tbody>(.*?)</tbody>", section, re.DOTALL)
+    cells = [
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+        for row in re.findall(r"<tr.*?</tr>", body[1].replace("\n", ""))
+    ]
+    for label, row in enumerate(cells):
+        counts = [
+            sum(image.label == label and image.predicted == other for image in predictions)
+            for other in range(len(SCENES))
+        ]
+        assert row[0] == SCENES[label]
+        assert [int(text or 0) for text in row[1:]] == counts
+    right = sum(image.correct and image.label == 0 for image in predictions)
+    assert f"{20 * right}" in body[0].split("</tr>")[0]
+    # The least likely labels first, each with the picture and both explanations.
+    wrong.sort(key=lambda image: (image.log_odds, image.key))
+    keys = re.findall(r"labeled [^<]*%; ([^<]*)</span></h3>", section)
+    assert keys == [image.key for image in wrong[:12]]
+    panels = re.findall(r'<div class="panels">(.*?)</div>', section, re.DOTALL)
+    assert [panel.count("<img") for panel in panels] == [3] * 12

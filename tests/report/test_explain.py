@@ -42,6 +42,7 @@ def test_a_report_on_a_folder(weights, pictures, tmp_path):
     assert len(page.images) == 3 * 2 * (3 + len(bcosvit.explainers(bcosvit.load(weights))))
     assert page.text.count("Σ contributions") == 3 * 2
     assert "could not be read" not in page.text
+    assert page.text.count("Probabilities are independent sigmoids") == 1
     assert '"family": "bcos"' in page.text
     assert bcosvit.__version__ in page.text
     assert torch.__version__ in page.text

@@ -99,6 +99,15 @@ def test_overlay_leaves_the_photo_where_nothing_is():
     assert np.array_equal(overlay_image(photo, "inherent", map_, 1.0, alpha=0.0)[0, 1], image[0, 0])
 
 
+@pytest.mark.parametrize("level", [0, 255])
+def test_weak_contributions_are_seen_on_dark_and_bright_photos(level):
+    photo = np.full((1, 2, 3), level, np.uint8)
+    empty, weak = overlay_image(photo, "inherent", torch.tensor([[0.0, 0.3]]), 1.0)[0].astype(int)
+    # A third of the strength is more than a fifth of the way to full red.
+    assert np.abs(weak - empty).sum() > 0.2 * np.abs(np.array(RED) - empty).sum()
+    assert weak[0] - weak[1] > 30
+
+
 def test_color_images_are_laid_on_white():
     rgba = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, 1.0]])
     image = on_white(rgba.view(4, 1, 3))

@@ -32,6 +32,9 @@ from bcosvit.attribution.attention import FinalAttention, GradCam, GradSam, Roll
 from bcosvit.attribution.lrp import CheferLRP, PartialLRP
 
 # isort: split
+from bcosvit.attribution.libragrad import LibraGrad
+
+# isort: split
 from bcosvit.attribution.exact_linear import ExactLinear
 
 # isort: split
@@ -51,6 +54,7 @@ __all__ = [
     "Inherent",
     "InputGradient",
     "IntegratedGradients",
+    "LibraGrad",
     "Method",
     "Occlusion",
     "PartialLRP",

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from bcosvit.machine import free_memory, stored_bytes
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import is_frozen, unverified, unwrapped
 from bcosvit.registry import Registry
@@ -206,6 +206,19 @@ class Explainer(ABC):
     def applies_to(self, model: AnyModel) -> bool:
         """Returns whether the method is defined for ``model``."""
         return True
+
+    def passes(self, height: int, width: int) -> int:
+        """Returns what explaining one class of one image costs, in predictions of one image.
+
+        Args:
+            height: Of the image.
+            width: Of the image.
+
+        Returns:
+            The number of forward passes, of which a backward pass takes the time of two. A method
+            that costs many passes overrides this.
+        """
+        return {"forward": 1, "gradient": 3, "many": 100}[self.cost]
 
     @abstractmethod
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
@@ -443,6 +456,7 @@ class Cancelled(Exception):
 
 
 _is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("_is_cancelled", default=None)
+_progress: ContextVar[Callable[[int], None] | None] = ContextVar("_progress", default=None)
 
 
 @contextmanager
@@ -460,6 +474,28 @@ def cancellable(is_cancelled: Callable[[], bool]) -> Iterator[None]:
         _is_cancelled.reset(token)
 
 
+@contextmanager
+def counting_passes(progress: Callable[[int], None]) -> Iterator[None]:
+    """While it lasts, explanations of this thread tell how far they are.
+
+    Args:
+        progress: Is called with the number of passes that begin, as `Explainer.passes` counts
+            them, by methods that take many.
+    """
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
+
+
+def count_passes(number: int) -> None:
+    """Tells that passes begin, and raises `Cancelled` if nobody waits for them any more."""
+    check_cancelled()
+    if (progress := _progress.get()) is not None:
+        progress(number)
+
+
 def check_cancelled() -> None:
     """Raises `Cancelled` if this thread's explanation is not needed any more."""
     is_cancelled = _is_cancelled.get()
@@ -469,18 +505,6 @@ def check_cancelled() -> None:
 
 CHUNK_BYTES = 1_000_000_000
 """What one pass over several variants of an image may take on a CPU by default."""
-
-
-def free_memory(device: torch.device) -> int:
-    """Returns the bytes that are free on a device, for other programs to have as well."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        # What the system would give back from its caches counts, unlike in sysconf's answer.
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):
-        return 2 * CHUNK_BYTES
 
 
 def samples_at_once(run: Callable[[], Tensor], device: torch.device, most: int = 32) -> int:
@@ -495,18 +519,8 @@ def samples_at_once(run: Callable[[], Tensor], device: torch.device, most: int =
         The number of samples whose passes take half of the memory that is free, and no more than
         `CHUNK_BYTES` on a CPU; 1 at least.
     """
-    stored: dict[int, int] = {}
-
-    def store(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        stored[storage.data_ptr()] = storage.nbytes()
-        # Keeps the storage, so that no address comes twice, without a cycle through the graph.
-        return tensor.detach()
-
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(store, lambda x: x):
-        run()
     # The gradients of a few tensors come on top.
-    each = max(1, 3 * sum(stored.values()) // 2)
+    each = max(1, 3 * stored_bytes(run) // 2)
     budget = free_memory(device) // 2
     if device.type == "cpu":
         budget = min(budget, CHUNK_BYTES)

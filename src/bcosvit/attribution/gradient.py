@@ -15,7 +15,7 @@ from bcosvit.attribution.base import (
     Attribution,
     Explainer,
     Target,
-    check_cancelled,
+    count_passes,
     register_explainer,
     resolve_target,
     samples_at_once,
@@ -37,7 +37,7 @@ class EncodedExplainer(Explainer):
                 classes = resolve_target(target, logits)
 
             def logit(x: Tensor, samples: Tensor) -> Tensor:
-                check_cancelled()
+                count_passes(len(x) * (3 if x.requires_grad else 1))
                 return plain.from_encoded(x).gather(1, classes[samples, None])[:, 0]
 
             scores = self.scores(encoded.clone(), logit)
@@ -94,6 +94,9 @@ class IntegratedGradients(EncodedExplainer):
     stands for as many as half of the free memory allows, within 1 GB on a CPU and 32 images."""
     start: Tensor | None = field(default=None, repr=False, compare=False)
     """Where the line starts, encoded as the images are (``model.encoding``); None is zero."""
+
+    def passes(self, height: int, width: int) -> int:
+        return 3 * self.steps
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         nodes, weights = np.polynomial.legendre.leggauss(self.steps)

@@ -24,6 +24,9 @@ class SmoothGrad(EncodedExplainer):
     """Standard deviation, as a share of the encoded input's range."""
     seed: int = 0
 
+    def passes(self, height: int, width: int) -> int:
+        return 3 * self.samples
+
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         every = torch.arange(len(encoded), device=encoded.device)
         spread = self.noise * (encoded.amax((1, 2, 3)) - encoded.amin((1, 2, 3)))
@@ -50,6 +53,9 @@ class Occlusion(EncodedExplainer):
     stride: float = 1 / 14
     at_once: int | None = None
     """Windows in one pass; None stands for as many as memory allows, as in `intgrad`."""
+
+    def passes(self, height: int, width: int) -> int:
+        return 1 + len(self._starts(height)) * len(self._starts(width))
 
     def scores(self, encoded: Tensor, logit: Logit) -> Tensor:
         height, width = encoded.shape[-2:]

@@ -81,7 +81,7 @@ def serve(
         allow_hosts=allow_host or (),
         audit=audit,
     ) as address:
-        if audit is not None:
-            Console().print(f"{address}audit/", highlight=False, soft_wrap=True)
         Console().print(f"{address} (press Ctrl-C to stop)", highlight=False, soft_wrap=True)
+        if audit is not None:
+            Console().print(f"{address}audit/ (the audit)", highlight=False, soft_wrap=True)
         stop.wait()

@@ -8,6 +8,7 @@ import copy
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bcosvit.models import taps
@@ -24,6 +25,7 @@ from bcosvit.nn.linear import BcosLinear, BcosMLP, LayerScale, Linear
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior, PositionalEmbedding, resize_embedding, resize_pairs
 from bcosvit.ops.bcos import BcosOptions
+from bcosvit.ops.dispatch import wide
 
 FAMILIES = {"bcos_vit": "bcos", "vit": "conventional"}
 SIZES = {
@@ -199,7 +201,12 @@ class VisionTransformer(Classifier[ModelConfig]):
         if not self.config.keep_head:
             return self.logit(self.head(tokens.mean(1)))
         maps = tokens.transpose(1, 2).unflatten(2, grid or self.config.grid)
-        return self.logit(self.head(maps))
+        # Logits in half precision would miss the sum of their contributions by one part in 2,000.
+        device = maps.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            return self.logit(self.head(maps))
+        with torch.autocast(device, enabled=False):
+            return self.logit(self.head(wide(maps)))
 
     def head_inputs(self, encoded: Tensor) -> Tensor:
         self._check_size(encoded)

@@ -10,12 +10,13 @@ shapes in the file before any memory is allocated, and weights that are not fini
 """
 
 import json
-import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 from unicodedata import category
 
@@ -23,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from bcosvit.files import atomic
@@ -68,14 +70,7 @@ def save_state(
         state = {k: t.to(dtype) if t.is_floating_point() else t for k, t in state.items()}
     notes = {**(metadata or {}), CONFIG_KEY: json.dumps(to_dict(config))}
     with atomic(path) as temporary:
-        try:
-            save_file(state, temporary, metadata=notes)
-        except SafetensorError as error:
-            # It tells what the system said in its own words.
-            number = re.search(r"(?:os error|code:?) (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        save_file(state, temporary, metadata=notes)
         _sort_metadata(temporary)
 
 
@@ -110,10 +105,13 @@ def read_weights(where: str | Path) -> tuple[Config, dict[str, Tensor]]:
 def _check_fit(path: Path, config: Config) -> None:
     """Raises ``ValueError`` unless a file holds the weights of the model that it describes.
 
-    The model is built without memory, since the description may be anything.
+    The model is built without memory, since the description may be anything, and no further than
+    its file can be of use for.
     """
+    with safe_open(path, framework="pt") as file:
+        count = len(file.keys())
     try:
-        with torch.device("meta"), _WithoutInitialization():
+        with torch.device("meta"), _WithoutInitialization(), _at_most(count):
             model = KINDS.get(kind_of(config)).model(config)
         if isinstance(config, BcosifiedConfig):
             config.shapes(*config.image_size)
@@ -149,6 +147,25 @@ class _WithoutInitialization(TorchFunctionMode):
         if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], Tensor):
             return args[0]
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _at_most(tensors: int) -> Iterator[None]:
+    """Raises ``ValueError`` while modules are made that have many more weights than a file."""
+    left, thread = 4 * tensors + 100, get_ident()
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+        nonlocal left
+        # Other threads may make modules of their own.
+        left -= get_ident() == thread
+        if left < 0:
+            raise ValueError(f"it has more weights than the {tensors} of the file")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _reason(error: Exception) -> str:

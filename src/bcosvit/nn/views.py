@@ -161,11 +161,13 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
 
 
 def _freezing(probe: Tensor | None) -> Mark:
-    def freeze(module: nn.Module) -> dict[str, Any]:
-        dynamic = isinstance(module, DynamicModule) or type(module) in _TWINS
-        return {"frozen": True, "probe": probe} if dynamic else {}
+    return lambda module: {**freezing(module), "probe": probe} if freezing(module) else {}
 
-    return freeze
+
+def freezing(module: nn.Module) -> dict[str, Any]:
+    """Returns what freezes the copy of a single module, for a :func:`view` that freezes some."""
+    dynamic = isinstance(module, DynamicModule) or type(module) in _TWINS
+    return {"frozen": True} if dynamic else {}
 
 
 def prepared_view(model: M, dtype: torch.dtype | None = None) -> M:

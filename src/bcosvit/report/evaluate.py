@@ -33,6 +33,7 @@ from bcosvit.metrics import (
 from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
+from bcosvit.progress import PlainLines
 from bcosvit.report.charts import draw_chart
 from bcosvit.report.images import Picture, overlay_image, photo_image
 from bcosvit.report.pages import write_page
@@ -313,9 +314,19 @@ def _with_options(metric: Metric, options: Mapping[str, Any]) -> Metric:
 
 @contextmanager
 def progress_bars(console: Console | None) -> Iterator[Progress | None]:
-    """Progress bars, one for each pass over the data."""
+    """Progress bars, one for each pass over the data; plain lines where there is no terminal."""
     if console is None:
         yield None
+        return
+    if not console.is_terminal:
+        lines: dict[str, PlainLines] = {}
+
+        def say(done: int, total: int, name: str) -> None:
+            if name not in lines:
+                lines[name] = PlainLines(name.capitalize(), console)
+            lines[name](done, total)
+
+        yield say
         return
     columns = (*ProgressBars.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with ProgressBars(*columns, console=console, transient=True) as bars:

@@ -240,6 +240,7 @@ def html_report(path: str | Path, info: ReportInfo) -> Iterator[Add]:
         path,
         "report/templates/explain.html.jinja",
         predictor=info.predictor,
+        note=probability_note(info.predictor),
         methods=info.methods,
         joint=info.joint,
         provenance=info.provenance,

@@ -201,8 +201,13 @@ def overlay_image(
         raise ValueError(f"alpha = {alpha} is not allowed: give 0 (photo alone) to 1.")
     # Gray, since the photo's own colors would be mistaken for contributions.
     gray = _FLOOR + (1 - _FLOOR / 255) * (photo @ np.array([0.299, 0.587, 0.114]))[..., None]
-    cover = alpha * np.abs(_strength(map, scale))[..., None]
-    return np.rint((1 - cover) * gray + cover * method_image(method, map, scale)).astype(np.uint8)
+    strength = _strength(map, scale)
+    cover = alpha * np.abs(strength)[..., None]
+    if _symmetric(describe_method(method)):
+        # In full color: a pale one that is almost transparent could not be seen.
+        strength = np.sign(strength)
+    color = _colored(strength, describe_method(method))
+    return np.rint((1 - cover) * gray + cover * color).astype(np.uint8)
 
 
 def colors(attribution: Attribution, row: int) -> Tensor:
