@@ -66,3 +66,9 @@ def test_bad_parameters_are_refused():
         Bootstrap(samples=0)
     with pytest.raises(ValueError, match=r"level = 95"):
         Bootstrap(level=95)
+
+
+def test_one_resampling_is_the_fewest():
+    assert Bootstrap(samples=1).mean([1.0, 2.0]).count == 2
+    with pytest.raises(ValueError, match="samples = 0 is not allowed"):
+        Bootstrap(samples=0)

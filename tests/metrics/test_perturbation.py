@@ -211,3 +211,11 @@ def test_inherent_beats_its_negation_on_a_real_model():
     area = {name: float(area_between(each, 0.25).mean()) for name, each in curves.items()}
     assert area["inherent"] > 0
     assert area["negated"] == pytest.approx(-area["inherent"])
+
+
+def test_places_of_any_number_of_maps():
+    maps, shuffles = torch.randn(3, 2, 5).round(), torch.rand(3, 2, 5).argsort(-1)
+    found = removal_places(maps, shuffles)
+    for i in range(3):
+        assert torch.equal(found[i], removal_places(maps[i], shuffles[i]))
+        assert torch.equal(found[i, 1], removal_places(maps[i, 1], shuffles[i, 1]))

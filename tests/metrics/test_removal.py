@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bcosvit import create_model
 from bcosvit._torchvision import torchvision
@@ -47,7 +48,17 @@ def patches(count=5, size=8):
 def test_blur_agrees_with_torchvision():
     images = torch.rand(2, 3, 32, 48)
     peer = torchvision.transforms.functional.gaussian_blur(images, [15, 15], [2.0, 2.0])
-    torch.testing.assert_close(blurred(images), peer, atol=1e-3, rtol=0)
+    torch.testing.assert_close(blurred(images), peer, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("excess", [1.001, 0.999])
+def test_blurred_white_stays_white_where_convolutions_round(monkeypatch, excess):
+    """As with TF32, by which a GPU convolves by default; encodings refuse more than 1."""
+    convolve = F.conv2d
+    monkeypatch.setattr(F, "conv2d", lambda x, kernel: convolve(x, kernel) * excess)
+    white = torch.ones(1, 3, 32, 32)
+    assert blurred(white).max() <= 1
+    assert replacement(color_model(), white, "blur") is not None
 
 
 def test_what_takes_the_place_of_removed_pixels():
@@ -268,3 +279,8 @@ def test_only_default_metrics_are_measured_unless_others_are_named():
     found = evaluate(model, data, [Contributions()])
     assert set(found.results) == {"accuracy", "localization", "perturbation"}
     assert not METRICS.get("additivity").default
+
+
+def test_defaults_are_those_of_the_published_tables():
+    """A changed default would change numbers that nobody asked to change."""
+    assert Additivity() == Additivity(images=250, divisions=7, removal="zero", min_confidence=0.0)

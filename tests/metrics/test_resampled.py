@@ -55,3 +55,9 @@ def test_nothing_divided_by_nothing_has_no_bound():
 def test_nothing_to_average_is_an_error():
     with pytest.raises(ValueError, match="nothing to average"):
         sampled([])
+
+
+def test_an_interval_holds_95_percent_unless_told():
+    draws = torch.arange(1001, dtype=torch.float64)
+    found = Resampled(value=500.0, draws=draws, count=9).estimate()
+    assert (found.low, found.high) == pytest.approx((25, 975))

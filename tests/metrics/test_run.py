@@ -3,6 +3,7 @@
 import csv
 import json
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from bcosvit.metrics import (
     Bootstrap,
     GridPointingGame,
     MaskOverlap,
+    Metric,
+    MetricResult,
     PixelPerturbation,
     evaluate,
 )
@@ -201,6 +204,44 @@ def test_each_image_is_explained_once_for_both_metrics_and_read_no_more_than_nee
     )
     assert sum(explained) == 1 + 15
     assert data.reads == [0, *range(15), *range(15)]
+
+
+def test_sets_of_options_share_explanations_and_passes():
+    model, data, explained, passes = color_model(), Patches(), [], []
+
+    class Counted(Contributions):
+        def __call__(self, model, images, target=None):
+            explained.append(len(images))
+            return super().__call__(model, images, target)
+
+    class Passes(type(model)):
+        def from_encoded(self, encoded):
+            passes.append(len(encoded))
+            return super().from_encoded(encoded)
+
+    model.__class__ = Passes
+
+    def measure(*metrics):
+        explained.clear()
+        passes.clear()
+        found = evaluate(model, data, [Counted()], metrics=metrics, **QUICK)
+        return [found[name].samples() for name in found.results if name != "accuracy"]
+
+    for metrics in (
+        (PixelPerturbation(images=5), PixelPerturbation(images=5, output="logit")),
+        (GridPointingGame(grids=2), GridPointingGame(grids=2, smooth=3)),
+    ):
+        alone, costs = [], []
+        for metric in metrics:
+            alone += measure(metric)
+            costs.append((sum(explained), sum(passes)))
+        together = measure(*metrics)
+        # The second set of options asks for nothing but what the first one has left.
+        assert (sum(explained), sum(passes)) == costs[0] == costs[1]
+        for one, other in zip(together, alone, strict=True):
+            for method, (values, divisors) in one.items():
+                assert torch.equal(values, other[method][0])
+                assert divisors is None or torch.equal(divisors, other[method][1])
 
 
 def test_what_is_known_is_not_predicted_again():
@@ -434,3 +475,40 @@ def test_nothing_may_be_explained_completely():
 def test_contributions_that_do_not_add_up_are_seen():
     found = evaluate(color_model(), Patches(), (Short(),), metrics=["perturbation"], **QUICK)
     assert found.completeness.worst == pytest.approx(0.25, rel=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Metric):
+    """Looks at predictions alone."""
+
+    title = "Counted"
+    explains = False
+
+    def select(self, predictions):
+        return [(each,) for each in predictions if each.correct]
+
+    def result(self, items, scores, bootstrap, left_out=0):
+        return CountedResult(keys=[each.key for (each,) in items], scores=dict(scores))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedResult(MetricResult):
+    keys: list
+    scores: dict
+
+    def about(self):
+        return "How many are right."
+
+    def rows(self):
+        return [{"key": key} for key in self.keys]
+
+    def summary(self):
+        return {"right": len(self.keys)}
+
+
+def test_a_metric_of_predictions_gets_them_and_no_scores():
+    data = Patches(each=2, wrong=3)
+    found = evaluate(color_model(), data, [], metrics=[Counted()])
+    (result,) = [each for each in found.results.values() if isinstance(each, CountedResult)]
+    assert result.scores == {}
+    assert len(result.keys) == len(data) - 3

@@ -214,3 +214,18 @@ def test_legends_of_all_models_fit(sides):
         pixels = np.asarray(image.convert("L"))
     for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
         assert (edge == 255).all()
+
+
+def test_slopes_of_all_methods_are_part_of_the_table(answered):
+    slope = {"mean": 0.5, "low": 0.4, "high": 0.6, "count": 4}
+    result = {
+        "scores": {"inherent": [0.2] * 4, "ixg": [0.1] * 4},
+        "divisors": {},
+        "summary": {"slope": {"inherent": slope, "ixg": {**slope, "mean": -2.0}}},
+    }
+    answers = {("bcos_vit_ti_38", "additivity"): result}
+    outcome = FIGURES.get("faithfulness").make(answered(answers, sizes=("ti",), taps=("38",)))
+    rows = [row for row in outcome.rows if row["metric"] == faithfulness.SLOPE]
+    assert [(row["method"], row["score"]) for row in rows] == [("inherent", 0.5), ("ixg", -2.0)]
+    assert all(list(row) == list(outcome.rows[0]) for row in outcome.rows)
+    assert outcome.headlines[-1].ours == "0.50"

@@ -8,8 +8,8 @@ packages register theirs on import, or by an entry point of the group ``bcosvit.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -69,6 +69,8 @@ class ExplainedBatch:
     """The model's ``from_encoded``, possibly as a CUDA graph."""
     methods: Sequence[Method] = ()
     """The methods that made the maps, for metrics that explain more than the images."""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    """What metrics leave for others that need the same of these images."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 The data are read once for the predictions, which also decide what the other metrics look at (those
 of an earlier call will do), once for all metrics that explain single images, and once for each
-metric that composes pictures of its own. Every method sees the same batch and shares its forward
-work. Nothing but rows of numbers outlives a batch, and the results do not depend on how images are
-batched or shared between processes.
+kind of metric that composes pictures of its own. Every method sees the same batch and shares its
+forward work, and metrics that differ in what they make of the same pass share that. Nothing but
+rows of numbers outlives a batch, and the results do not depend on how images are batched or shared
+between processes.
 """
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,14 +195,13 @@ def evaluate(
     if known is None:
         items = Accuracy().select(predictions := run.predictions())
         known = Accuracy().result(items, {}, bootstrap, len(predictions) - len(items))
-    single = {
-        name: metric
-        for name, metric in explaining.items()
-        if type(metric).compose is Metric.compose
-    }
-    groups = [{name: metric} for name, metric in explaining.items() if name not in single]
+    # Metrics that compose pictures in the same way share their explanations; single images last.
+    groups: dict[Callable[..., Any], dict[str, Metric]] = {}
+    for name, metric in explaining.items():
+        groups.setdefault(type(metric).compose, {})[name] = metric
+    single = groups.pop(Metric.compose, None)
     found: dict[str, MetricResult] = {}
-    for group in [*groups, single] if single else groups:
+    for group in [*groups.values(), *([single] if single else [])]:
         found |= _measure(run, group, known.predictions, bootstrap)
     for name, metric in named.items():
         if not metric.explains and name != "accuracy":
@@ -367,9 +367,9 @@ def _measure(
     predictions: Sequence[Prediction],
     bootstrap: Bootstrap,
 ) -> dict[str, MetricResult]:
-    """Measures metrics that look at the same pictures: a single one, or all of single images."""
+    """Measures metrics that compose their pictures in the same way, e.g. all of single images."""
     selected = {name: metric.select(predictions) for name, metric in group.items()}
-    # In the order of the data, which reads fastest, unless a single metric has one of its own.
+    # Single images in the order of the data, which reads fastest.
     items = list(dict.fromkeys(item for each in selected.values() for item in each))
     first, tiles = next((name, metric.tiles) for name, metric in group.items())
     if tiles == 1:
@@ -424,6 +424,7 @@ def _score_batch(
     maps = run.maps(pictures, targets)
     each = len(pictures) // len(needed)
     at = {number: position for position, number in enumerate(needed)}
+    shared: dict[Hashable, Any] = {}
     for name, metric in group.items():
         numbers = which[name]
         if not numbers:
@@ -444,6 +445,7 @@ def _score_batch(
                 batch_size=run.batch_size,
                 from_encoded=run.scoring,
                 methods=run.methods,
+                shared=shared,
             )
         )
         for number, row in zip(numbers, _rows(scores), strict=True):

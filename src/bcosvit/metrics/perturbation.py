@@ -103,6 +103,34 @@ def confidence_curves(
     Returns:
         Probabilities or logits [M, B, 2, P].
     """
+    curves = _output_curves(
+        model,
+        images,
+        labels,
+        places,
+        removed,
+        batch_size,
+        from_encoded,
+        removal=removal,
+        region=region,
+    )
+    return curves[..., OUTPUTS.index(output)]
+
+
+@torch.no_grad()
+def _output_curves(
+    model: AnyModel,
+    images: Tensor,
+    labels: Tensor,
+    places: Tensor,
+    removed: Sequence[int],
+    batch_size: int,
+    from_encoded: FromEncoded | None,
+    *,
+    removal: str,
+    region: int,
+) -> Tensor:
+    """The curves of all outputs [M, B, 2, P, 2]; the last axis is ``OUTPUTS``."""
     encoded = model.encoding(images)
     instead = replacement(model, images, removal)
     height, width = encoded.shape[-2:]
@@ -114,8 +142,8 @@ def confidence_curves(
 
     def sure(inputs: Tensor, sample: Tensor) -> Tensor:
         logits = (from_encoded or model.from_encoded)(inputs)
-        all_ = logits.double() if output == "logit" else confidence(model, logits)
-        return all_.gather(1, labels[sample].unsqueeze(1)).squeeze(1)
+        both = torch.stack([confidence(model, logits).double(), logits.double()], 2)
+        return both[torch.arange(len(sample), device=both.device), labels[sample]]
 
     every = torch.arange(samples, device=places.device)
     start = torch.cat([sure(encoded[some], some) for some in every.split(batch_size)])
@@ -133,8 +161,9 @@ def confidence_curves(
         else:
             inputs = torch.where(mask, encoded[sample], instead[sample])
         below.append(sure(inputs, sample))
-    curves = torch.cat(below).view(methods, samples, 2, -1)
-    return torch.cat([start.view(1, -1, 1, 1).expand(methods, -1, 2, 1), curves], 3)
+    curves = torch.cat(below).view(methods, samples, 2, -1, len(OUTPUTS))
+    first_point = start.view(1, samples, 1, 1, -1).expand(methods, -1, 2, -1, -1)
+    return torch.cat([first_point, curves], 3)
 
 
 @register_metric("perturbation")
@@ -189,26 +218,12 @@ class PixelPerturbation(Metric):
 
     def score(self, batch: ExplainedBatch) -> dict[str, Tensor]:
         """Returns the confidences (or logits) [N, 2, P] by method."""
-        maps = [
-            region_sums(smoothed(each, self.smooth), self.region).flatten(1)
-            for each in batch.maps.values()
-        ]
-        regions = maps[0].shape[1]
-        shuffles = torch.stack([self._shuffle(key, regions) for key in batch.keys])
-        shuffles = shuffles.to(batch.images.device)
-        places = torch.stack([removal_places(each, shuffles) for each in maps])
-        curves = confidence_curves(
-            batch.model,
-            batch.images,
-            batch.labels,
-            places,
-            [round(share * regions) for share in self.shares],
-            batch.batch_size,
-            batch.from_encoded,
-            removal=self.removal,
-            output=self.output,
-            region=self.region,
-        )
+        # Both outputs come from one pass, and which images are chosen does not change it.
+        alike = dataclasses.replace(self, output=OUTPUTS[0], min_confidence=0.0, images=1)
+        key = (type(self), alike, tuple(batch.keys))
+        if key not in batch.shared:
+            batch.shared[key] = self._curves(batch)
+        curves = batch.shared[key][..., OUTPUTS.index(self.output)]
         return dict(zip(batch.maps, curves, strict=True))
 
     def result(
@@ -237,6 +252,28 @@ class PixelPerturbation(Metric):
             confidences=dict(scores),
             curves=curves,
             abc=abc,
+        )
+
+    def _curves(self, batch: ExplainedBatch) -> Tensor:
+        """The curves of all methods and outputs [M, N, 2, P, 2]."""
+        maps = [
+            region_sums(smoothed(each, self.smooth), self.region).flatten(1)
+            for each in batch.maps.values()
+        ]
+        regions = maps[0].shape[1]
+        shuffles = torch.stack([self._shuffle(key, regions) for key in batch.keys])
+        shuffles = shuffles.to(batch.images.device)
+        places = torch.stack([removal_places(each, shuffles) for each in maps])
+        return _output_curves(
+            batch.model,
+            batch.images,
+            batch.labels,
+            places,
+            [round(share * regions) for share in self.shares],
+            batch.batch_size,
+            batch.from_encoded,
+            removal=self.removal,
+            region=self.region,
         )
 
     def _shuffle(self, key: str, pixels: int) -> Tensor:

@@ -85,7 +85,7 @@ def replacement(model: AnyModel, images: Tensor, removal: str) -> Tensor | None:
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Blurs images [B, C, H, W] with a Gaussian; pixels at the border are reflected."""
+    """Blurs images [B, C, H, W] in [0, 1] with a Gaussian; pixels at the border are reflected."""
     side = min(images.shape[-2:])
     sigma = BLUR * side
     radius = min(int(3 * sigma) + 1, side - 1)
@@ -95,7 +95,8 @@ def blurred(images: Tensor) -> Tensor:
     flat = images.flatten(0, 1).unsqueeze(1)
     padded = F.pad(flat, (radius, radius, radius, radius), mode="reflect")
     both = F.conv2d(F.conv2d(padded, kernel), kernel.transpose(2, 3))
-    return both.view_as(images)
+    # A GPU may round the kernel, so that its sum is not exactly 1 and white would exceed it.
+    return both.view_as(images).clamp(0, 1)
 
 
 def smoothed(maps: Tensor, smooth: int) -> Tensor:

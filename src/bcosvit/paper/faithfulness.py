@@ -7,6 +7,7 @@ from bcosvit.attribution import method_title
 from bcosvit.metrics import METRICS, Resampled
 from bcosvit.paper.charts import Chart, grouped_bars
 from bcosvit.paper.figures import (
+    NOT_MEASURED,
     Figure,
     Headline,
     Outcome,
@@ -24,6 +25,8 @@ from bcosvit.paper.figures import (
 from bcosvit.paper.measure import measure_run
 from bcosvit.paper.study import RunSpec, Study
 
+SLOPE = "additivity, slope"
+"""Of measured over predicted changes: 1 where attributions are changes of the logit."""
 FAMILIES = {"bcos": "B-cos", "conventional": "conventional"}
 
 
@@ -128,9 +131,10 @@ class Faithfulness(BothFamilies):
     title = "Additivity, deletion and insertion, randomized weights"
     about = (
         "Additivity: how much of the change of the logit, when one of 7×7 regions is removed, the "
-        "region's attribution predicts (R² per image). Deletion and insertion: the area between "
-        "the curves over all pixels, which are replaced by a blurred image. Randomized weights: "
-        "how little maps resemble those of a model with shuffled weights."
+        "region's attribution predicts (R² per image, and the slope of that line). Deletion and "
+        "insertion: the area between the curves over all pixels, which are replaced by a blurred "
+        "image. Randomized weights: how little maps resemble those of a model with shuffled "
+        "weights."
     )
     metrics: ClassVar = ("additivity", "deletion_insertion", "randomization")
 
@@ -151,22 +155,29 @@ class Faithfulness(BothFamilies):
             note = f" ({method_title(best or '')})"
             headlines.append(Headline.of(claim, "not in the paper", ratio, ".2f", note))
             charts += self._chart(metric, title, both)
-        headlines.append(self._slope(study))
+        slopes = self._slopes(study)
+        rows += slopes
+        inherent = [row["score"] for row in slopes if row["method"] == "inherent"]
+        claim = "Additivity: slope of inherent explanations, mean over models"
+        ours = f"{sum(inherent) / len(inherent):.2f}" if inherent else NOT_MEASURED
+        headlines.append(Headline(claim, "not in the paper", ours))
         return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=charts)
 
-    def _slope(self, study: Study) -> Headline:
-        """The slope of measured over predicted changes, which is 1 for changes of the logit."""
-        claim = "Additivity: slope of inherent explanations, mean over models"
-        found = [
-            result["summary"]["slope"]["inherent"]["mean"]
-            for spec in study.configurations("bcos")
-            for seeded in spec.with_seeds(study.seeds)
-            if (result := measure_run(study, seeded, "additivity"))
-            and "inherent" in result["scores"]
-        ]
-        if not found:
-            return Headline(claim, "not in the paper")
-        return Headline(claim, "not in the paper", f"{sum(found) / len(found):.2f}")
+    def _slopes(self, study: Study) -> list[dict[str, Any]]:
+        """The slopes of measured over predicted changes, one row per model and method."""
+        rows = []
+        for family, title in FAMILIES.items():
+            for spec in study.configurations(family):
+                for seeded in spec.with_seeds(study.seeds):
+                    found = measure_run(study, seeded, "additivity")
+                    slopes = found["summary"]["slope"] if found and found["scores"] else {}
+                    for method, slope in slopes.items():
+                        row: dict[str, Any] = {"metric": SLOPE, "family": title, "method": method}
+                        row["model"] = spec.short + (f", seed {seeded.seed}" * bool(seeded.seed))
+                        row |= {"score": slope["mean"], "score low": slope["low"]}
+                        row |= {"score high": slope["high"], "measurements": slope["count"]}
+                        rows.append(row)
+        return rows
 
     def _chart(self, metric: str, title: str, both: Mapping[str, Scores]) -> list[Chart]:
         methods: Sequence[str] = list(dict.fromkeys(m for each in both.values() for m in each))

@@ -45,6 +45,7 @@ from bcosvit.paper.runs import FINAL, digest, read_json, run_folder, run_recipe,
 from bcosvit.paper.study import PAPER_METHODS, RunSpec, Study
 from bcosvit.predictor import Predictor, choose_device
 from bcosvit.report.provenance import machine
+from bcosvit.train.resources import choose_workers
 
 NORMS = "norms"
 """The one measurement that is not a registered metric: see `branch_ratios`."""
@@ -244,6 +245,7 @@ def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
 def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
     """Measures metrics that differ in their options alone."""
     predictor, images = _load(study, spec)
+    workers = run_recipe(study, spec).num_workers
 
     def measure(metrics: Sequence[Metric], known: AccuracyResult | None) -> Evaluation:
         return evaluate(
@@ -252,7 +254,7 @@ def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[di
             _methods(study, spec) if metrics[0].explains else (),
             metrics=metrics,
             batch_size=study.batch_size,
-            num_workers=run_recipe(study, spec).num_workers,
+            num_workers=choose_workers(predictor.device) if workers is None else workers,
             known=known,
         )
 

@@ -92,6 +92,8 @@ def run_backbone(study: Study, spec: RunSpec) -> RunSpec | None:
 def run_name(study: Study, spec: RunSpec) -> str:
     """Returns the name of a run's folder."""
     recipe = dataclasses.asdict(run_recipe(study, spec))
+    # How many the machine needs does not change the result.
+    recipe["accumulate_grad_batches"] = recipe["accumulate_grad_batches"] or 1
     init = None
     if (backbone := run_backbone(study, spec)) is not None:
         init = run_name(study, backbone)
