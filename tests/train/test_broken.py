@@ -1,5 +1,7 @@
 """Runs that break: two in one folder, killed processes, losses that are not finite, full disks."""
 
+import errno
+import importlib
 import os
 import resource
 import signal
@@ -111,13 +113,23 @@ def test_a_lock_ends_with_its_process_not_with_the_processes_that_it_started(tmp
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_images(tmp_path, monkeypatch):
-    original, calls = BinaryCrossEntropy.__call__, 0
+    original, calls = BinaryCrossEntropy.__call__, -1000
+    module = importlib.import_module("bcosvit.train.run")
+    measure = module.fit_to_machine
+
+    def measured(*args):
+        # The steps that are measured before the run do not count.
+        nonlocal calls
+        plan = measure(*args)
+        calls = 0
+        return plan
 
     def diverge(*args):
         nonlocal calls
         calls += 1
         return original(*args) * (float("nan") if calls == 8 else 1)
 
+    monkeypatch.setattr(module, "fit_to_machine", measured)
     monkeypatch.setattr(BinaryCrossEntropy, "__call__", diverge)
     folder = tmp_path / "run"
     # Four steps and two batches of validation in the first epoch, then two steps.
@@ -227,3 +239,32 @@ def test_a_disk_that_is_full_when_weights_are_written_is_told(tmp_path):
     assert not list(folder.glob(".*"))
     train(out=folder, resume=True)
     assert (folder / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+
+
+def test_a_disk_that_is_full_when_the_log_is_written_is_told_once(tmp_path, monkeypatch, capfd):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    with pytest.raises(ValueError, match=r"no space left in .*--resume"):
+        train(DATA, out=tmp_path / "run", model=model_config(), recipe=recipe(epochs=1))
+    # The thread that writes the log raises the same error.
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_completed(tmp_path, monkeypatch):
+    from bcosvit.train.callbacks import History
+
+    def draw(self: History) -> None:
+        (self.folder / "curves.png").write_bytes(b"drawn")
+
+    monkeypatch.setattr(History, "_write_curves", draw)
+    run = train(DATA, out=tmp_path / "run", model=model_config(), recipe=recipe(epochs=1))
+    rows = (run.folder / "metrics.csv").read_bytes()
+    for name in ("curves.png", "metrics.csv"):
+        (run.folder / name).unlink()
+    train(out=run.folder, resume=True)
+    assert (run.folder / "curves.png").exists()
+    assert (run.folder / "metrics.csv").read_bytes() == rows

@@ -115,3 +115,62 @@ def test_batches_that_cannot_be_shared_out_are_refused():
 def test_what_sharding_cannot_do_is_refused(changes):
     with pytest.raises(ValueError, match="fsdp"):
         Devices(devices=2, strategy="fsdp").check(recipe(**changes))
+
+
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from bcosvit import create_model
+from tests.conftest import small_config
+
+dist.init_process_group("gloo")
+rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+images = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+losses = {}
+for kind in ("whole", "sharded"):
+    torch.manual_seed(0)
+    model = create_model(small_config()).train()
+    rows = slice(0, 8)
+    if kind == "sharded":
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
+        rows = slice(4 * rank, 4 * rank + 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    losses[kind] = []
+    for _ in range(4):
+        labels = torch.arange(8)[rows] % 5
+        loss = torch.nn.functional.cross_entropy(model(images[rows]), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        if kind == "sharded":
+            dist.all_reduce(mean)
+            mean /= 2
+        losses[kind].append(mean)
+torch.testing.assert_close(*map(torch.stack, losses.values()), rtol=1e-4, atol=1e-4)
+assert losses["whole"][0] != losses["whole"][-1]
+print(f"rank {rank} agrees", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_weights_sharded_over_two_cpu_processes_train_as_whole_ones(tmp_path):
+    """By PyTorch alone; Lightning's strategy shards on GPUs only, and refuses CPUs."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 agrees", "rank 1 agrees"]

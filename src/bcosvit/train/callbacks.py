@@ -38,6 +38,7 @@ from bcosvit.metrics.evaluation import obstacles
 from bcosvit.models.card import model_card
 from bcosvit.models.unknown import fit_known
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, UNLIKE_KEY, save_state
+from bcosvit.progress import PlainLines
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
 from bcosvit.train.data import Batch
@@ -62,7 +63,9 @@ _CURVES_EVERY = 60.0
 """Seconds between drawings of ``curves.png``."""
 _REFRESH = 0.25
 """Seconds between updates of the progress bar, each of which waits for the device."""
-_SHOWN_IMAGES = 8
+_PLAIN_PAUSE = 60.0
+"""Seconds between plain lines within an epoch."""
+SHOWN_IMAGES = 8
 _LOCALIZED_IMAGES, _LOCALIZED_GRIDS = 128, 20
 _TRAIN, _VAL, _LOCALIZATION = "#8c96a6", "#c8302f", "#2f6fc8"
 
@@ -166,7 +169,8 @@ class History(Callback):
             if time.monotonic() - self._drawn > _CURVES_EVERY:
                 self._write_curves()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Also where a run was killed after its last step, and there is nothing left to train.
         if trainer.is_global_zero and self.rows:
             self._write_csv()
             self._write_curves()
@@ -264,7 +268,7 @@ class ContributionImages(Callback):
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         # Spread over the split, whose images are often sorted by class.
-        count = min(_SHOWN_IMAGES, len(self.val))
+        count = min(SHOWN_IMAGES, len(self.val))
         positions = [round(k * (len(self.val) - 1) / max(count - 1, 1)) for k in range(count)]
         samples = [self.val[position, 0] for position in positions]
         images = [image for image, _, _ in samples if isinstance(image, Tensor)]
@@ -344,7 +348,8 @@ class Localization(Callback):
 
 class ProgressBar(RichProgressBar):
     """Shows loss and accuracy of the current epoch, images per second, and the time left for the
-    whole run, and prints one line per epoch. Without a terminal there are only the lines."""
+    whole run, and prints one line per epoch. Without a terminal there are only the lines, and one
+    more per minute within an epoch."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=4)
@@ -354,6 +359,7 @@ class ProgressBar(RichProgressBar):
         self._began = self._epoch_began = self._refreshed = time.monotonic()
         self._steps_before = self._epoch_steps_before = 0
         self._speed = 0.0
+        self._lines = PlainLines("epoch", self.console, _PLAIN_PAUSE)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -364,12 +370,16 @@ class ProgressBar(RichProgressBar):
         super().on_train_epoch_start(trainer, pl_module)
         self._epoch_began = time.monotonic()
         self._epoch_steps_before = trainer.global_step
+        epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, steps"
+        self._lines = PlainLines(epoch, self.console, _PLAIN_PAUSE)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.monotonic()
         is_last = batch_idx + 1 == trainer.num_training_batches
+        if not self.console.is_terminal and trainer.is_global_zero:
+            self._lines(batch_idx + 1, int(trainer.num_training_batches))
         if self.is_enabled and (is_last or now - self._refreshed > _REFRESH):
             self._refreshed = now
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -455,8 +465,12 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         A function that takes how much is done, and how much there is to do.
     """
+    console = Console()
+    if not console.is_terminal:
+        yield PlainLines(title, console)
+        return
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with rich.progress.Progress(*columns) as bar:
+    with rich.progress.Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -538,7 +552,10 @@ class Checkpoints(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         done = batch_idx + 1
-        if done % self.recipe.accumulate_grad_batches or done == trainer.num_training_batches:
+        if (
+            done % (self.recipe.accumulate_grad_batches or 1)
+            or done == trainer.num_training_batches
+        ):
             return
         every = self.recipe.checkpoint_steps
         stop = self._asked_to_stop(trainer)

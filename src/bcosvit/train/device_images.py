@@ -59,7 +59,7 @@ def load_device_images(
     for name, split in zip(("train", "val"), splits, strict=True):
         with progress_bar(f"{name} images to {device}") as progress:
             found.append(
-                DeviceImageDataset(split, recipe.seed, device, recipe.num_workers, progress)
+                DeviceImageDataset(split, recipe.seed, device, recipe.num_workers or 0, progress)
             )
     return found[0], found[1]
 

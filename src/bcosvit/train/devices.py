@@ -3,9 +3,7 @@
 Everything that the hardware or the strategy cannot do is refused here, before a run starts.
 """
 
-import gc
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,6 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from bcosvit.machine import free_memory
 from bcosvit.train.recipe import Precision, Recipe
 
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -62,15 +61,14 @@ class Devices:
 
     def check(self, recipe: Recipe) -> None:
         """Raises ``ValueError`` where these devices cannot do what the recipe asks for."""
-        processes = self.devices * self.num_nodes
-        shares = processes * recipe.accumulate_grad_batches
-        if recipe.batch_size % shares:
+        processes = self.processes
+        parts = recipe.accumulate_grad_batches or 1
+        if recipe.batch_size % (processes * parts):
             raise ValueError(
                 f"batch_size = {recipe.batch_size} cannot be divided evenly: give a multiple of "
-                f"{processes} devices × {recipe.accumulate_grad_batches} accumulated batches = "
-                f"{shares}."
+                f"{processes} devices × {parts} accumulated batches = {processes * parts}."
             )
-        on_cpu = self.accelerator == "cpu" or not torch.accelerator.is_available()
+        on_cpu = self.device.type == "cpu"
         if self.accelerator == "gpu" and on_cpu:
             raise ValueError(
                 "accelerator = 'gpu' is not possible, because PyTorch finds no GPU; use cpu or "
@@ -92,6 +90,18 @@ class Devices:
                 raise ValueError(
                     "ema is not possible with fsdp, which shards the weights; use ddp, or ema=None."
                 )
+
+    @property
+    def device(self) -> torch.device:
+        """The first device of this process."""
+        if self.accelerator != "cpu" and (found := torch.accelerator.current_accelerator(True)):
+            return found
+        return torch.device("cpu")
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of a run, on all machines."""
+        return self.devices * self.num_nodes
 
     @property
     def options(self) -> str:
@@ -125,7 +135,7 @@ class Devices:
                 strategy=self.strategy,
                 precision=_PRECISIONS[recipe.precision],
                 max_epochs=recipe.epochs,
-                accumulate_grad_batches=recipe.accumulate_grad_batches,
+                accumulate_grad_batches=recipe.accumulate_grad_batches or 1,
                 log_every_n_steps=min(50, steps_per_epoch),
                 callbacks=callbacks,
                 logger=logger,
@@ -145,19 +155,6 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def free_memory(device: torch.device) -> int:
-    """Returns the bytes that data may share with everything else on a device.
-
-    For a CPU this is all memory of the machine, most of which the page cache gives back on demand.
-    """
-    if device.type == "cuda":
-        # What earlier runs of this process left behind counts as free.
-        gc.collect()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def memory_shortage(what: str, needed: int, share: float, device: torch.device) -> str | None:

@@ -57,6 +57,7 @@ from bcosvit.train.callbacks import progress_bar
 from bcosvit.train.data import Batch, BatchDataset, SampleRequest, derive_seed
 from bcosvit.train.devices import memory_shortage, readable_bytes, send
 from bcosvit.train.plan import Plan
+from bcosvit.train.recipe import Recipe
 
 FORMAT = 1
 FEATURES, DONE, META, LOCK = "cache.features", "cache.done", "cache.json", "cache.lock"
@@ -699,6 +700,11 @@ def check_cache(plan: Plan) -> None:
         )
 
 
+def cache_place(recipe: Recipe, folder: Path) -> Path:
+    """Returns the folder of a run's cache."""
+    return Path(recipe.cache_folder) if recipe.cache_folder else folder / "features"
+
+
 def feature_datasets(
     plan: Plan,
     model: AnyModel,
@@ -714,11 +720,11 @@ def feature_datasets(
     """
     recipe = plan.recipe
     shape = frozen_part(model, head_only=recipe.head_only).shape
-    place = Path(recipe.cache_folder) if recipe.cache_folder else folder / "features"
+    place = cache_place(recipe, folder)
     # Validation first: the rest of the allowed bytes is for training.
     left = int(recipe.cache_gigabytes * 1e9)
     on_gpu = device.type == "cuda"
-    wanted = (("val", splits[1], 1), ("train", splits[0], recipe.cache_views))
+    wanted = (("val", splits[1], 1), ("train", splits[0], recipe.cache_views or 0))
     layouts = {n: Layout(images=len(split), views=v, shape=shape) for n, split, v in wanted}
     needed = sum(layout.bytes for layout in layouts.values())
     # Decided before hours are spent on features that would then not fit.
@@ -733,7 +739,7 @@ def feature_datasets(
                 folder=place / name,
                 max_bytes=left,
                 head_only=recipe.head_only,
-                num_workers=recipe.num_workers,
+                num_workers=recipe.num_workers or 0,
                 # A GPU needs large batches to be busy, the caches of a CPU small ones.
                 batch_size=128 if on_gpu else 4,
                 device="cuda" if on_gpu else "cpu",

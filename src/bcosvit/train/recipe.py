@@ -109,9 +109,9 @@ class Recipe:
     epochs: int = 100
     batch_size: int = 256
     """Samples per optimizer step, over all devices and accumulated batches."""
-    accumulate_grad_batches: int = 1
+    accumulate_grad_batches: int | None = None
     """Batches per optimizer step on each device. More batches take less memory and more time, and
-    give the same result."""
+    give the same result. ``None``: as few as the memory allows (see `resources`)."""
 
     learning_rate: float = 2.5e-4
     """Learning rate of Adam; its highest value under ``cosine``."""
@@ -160,10 +160,10 @@ class Recipe:
     cached, so that it needs ``cache_views``."""
     train_backbone: bool | None = None
     """Whether the tokenizer's backbone is trained; ``None``: as the model's config says."""
-    cache_views: int = 0
+    cache_views: int | None = 0
     """Augmented views per image whose backbone features, or with ``head_only`` whose inputs to the
     head, are computed once and cached on disk (see `feature_cache`); augmentations then repeat
-    after so many epochs. 0: no cache."""
+    after so many epochs. 0: no cache; ``None``: 3, or as many as the disk has room for."""
     cache_gigabytes: float = 50.0
     """Largest size of the cache on disk, training and validation together."""
     cache_folder: str | None = None
@@ -195,8 +195,9 @@ class Recipe:
     localize_every: int = 0
     """Epochs between measurements of where the inherent explanations of some validation images
     point: the grid pointing game and, where the data have masks, energy in the mask. 0: none."""
-    num_workers: int = 4
-    """Processes per device that load images; the result does not depend on it."""
+    num_workers: int | None = None
+    """Processes per device that load images; the result does not depend on it. ``None``: by the
+    number of processor cores (see `resources`)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -211,19 +212,18 @@ class Recipe:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.batch_size % self.accumulate_grad_batches:
+        parts = self.accumulate_grad_batches or 1
+        if self.batch_size % parts:
             _refuse(
-                "accumulate_grad_batches",
-                self.accumulate_grad_batches,
-                f"it must divide batch_size = {self.batch_size}",
+                "accumulate_grad_batches", parts, f"it must divide batch_size = {self.batch_size}"
             )
-        if self.cuda_graphs and (self.compile or self.accumulate_grad_batches > 1):
+        if self.cuda_graphs and (self.compile or parts > 1):
             _refuse("cuda_graphs", True, "it needs compile=False and accumulate_grad_batches=1")
-        if self.images_on_device and (self.rand_augment is not None or self.cache_views):
+        if self.images_on_device and (self.rand_augment is not None or self.cache_views != 0):
             _refuse("images_on_device", True, "it needs rand_augment=None and cache_views=0")
-        if self.head_only and not self.cache_views:
+        if self.head_only and self.cache_views == 0:
             _refuse("head_only", True, "what the head takes is cached; it needs cache_views >= 1")
-        if getattr(LOSSES.get(self.loss), "needs_teacher", False) and self.cache_views:
+        if getattr(LOSSES.get(self.loss), "needs_teacher", False) and self.cache_views != 0:
             _refuse("cache_views", self.cache_views, "a teacher needs images; it needs 0")
         if self.b < 1:
             _refuse("b", self.b, "give a number >= 1")
@@ -427,9 +427,8 @@ register_recipe(
         rand_augment=None,
         crop=(0.35, 1.0),
         head_only=True,
-        cache_views=3,
+        cache_views=None,
         explain_every=30,
-        num_workers=2,
     ),
     summary="your own classes on a trained model, whose head alone is trained; some hundred "
     "photographs are enough",

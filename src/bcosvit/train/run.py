@@ -4,9 +4,9 @@ Everything that can be wrong is found before the first step. Settings, data, mod
 devices are checked in this order, and only then is anything written.
 """
 
-import errno
 import logging
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from rich.console import Console
 
 from bcosvit.data.dataset import LabeledImages, Source, SourceError, Split
 from bcosvit.data.transforms import EvalTransform, TrainTransform
-from bcosvit.files import locked_folder
+from bcosvit.files import FULL, locked_folder
 from bcosvit.models.base import AnyModel, create_model
 from bcosvit.models.config import Config
 from bcosvit.train.callbacks import (
@@ -61,6 +61,7 @@ from bcosvit.train.processes import (
     without_lightnings_observer,
 )
 from bcosvit.train.recipe import Recipe
+from bcosvit.train.resources import fit_to_machine
 from bcosvit.train.task import DivergedError, Task
 
 _EXPECTED_WARNINGS = (
@@ -161,6 +162,11 @@ def train(
             network.requires_grad_(False)
             network.get_classifier().requires_grad_(True)
         splits = _splits(plan, source)
+        if previous is None:
+            images = ImageDataset(splits[0], recipe.seed)
+            with _without_lightning_messages(), _plain_errors(folder, command):
+                plan = fit_to_machine(plan, network, images, where, folder, _print)
+            recipe = plan.recipe
         steps = -(-plan.train_images // recipe.batch_size)
         history, best = History(folder), BestModel(folder, plan)
         callbacks = [
@@ -192,8 +198,8 @@ def train(
                     *samples,
                     batch_size=recipe.batch_size,
                     seed=recipe.seed,
-                    num_workers=recipe.num_workers,
-                    accumulate=recipe.accumulate_grad_batches,
+                    num_workers=recipe.num_workers or 0,
+                    accumulate=recipe.accumulate_grad_batches or 1,
                     # A thread that allocates pinned memory would disturb the recording of a graph.
                     pin_memory=not recipe.cuda_graphs,
                     name_of=splits[0].key,
@@ -315,7 +321,7 @@ def _print(text: str) -> None:
 def _plain_errors(folder: Path, command: str) -> Iterator[None]:
     """Turns what users can repair into errors of one sentence."""
     try:
-        with without_lightnings_observer():
+        with without_lightnings_observer(), _quiet_writers():
             yield
     except DivergedError as error:
         kept = [name for name in (LAST, WEIGHTS) if (folder / name).exists()]
@@ -338,7 +344,7 @@ def _plain_errors(folder: Path, command: str) -> Iterator[None]:
         sentence = str(error).strip().splitlines()[-1].rpartition("SourceError: ")[2]
         raise SourceError(sentence) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
         raise ValueError(
             f"There is no space left in {folder} ({error.strerror}): what was saved before is "
@@ -349,6 +355,23 @@ def _plain_errors(folder: Path, command: str) -> Iterator[None]:
             "The device's memory is too small for its share of a batch: set "
             "accumulate_grad_batches=2 or more, precision=bf16, or a smaller batch_size."
         ) from error
+
+
+@contextmanager
+def _quiet_writers() -> Iterator[None]:
+    """Keeps TensorBoard's thread from printing a traceback of what is raised in the run as well."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @contextmanager
