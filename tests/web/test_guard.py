@@ -1,5 +1,6 @@
 """A real server under abuse: every mistake is a sentence, and nothing waits, stays or leaks."""
 
+import http.client
 import json
 import os
 import socket
@@ -11,8 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 
-from bcosvit.web.guard import FILES_ALIAS, allowed_hosts
+from bcosvit.web.guard import FILES_ALIAS, allowed_hosts, impatient
 from tests.report.support import write_pictures, write_weights
 from tests.web.support import serving
 
@@ -244,6 +246,36 @@ def test_requests_that_never_end(server, sent, expected):
     with socket.create_connection(server.place) as connection:
         connection.sendall(sent)
         assert closed_within(connection, 8).startswith(expected)
+
+
+def test_a_connection_that_was_used_is_not_closed_between_two_requests():
+    """The time in which a first request has to begin is over with that request."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, port=0, lifespan="off", log_level="warning", ws="none")
+    config.load()
+    config.http_protocol_class = impatient(config.http_protocol_class, 0.3)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.02)
+        place = server.servers[0].sockets[0].getsockname()
+        connection = http.client.HTTPConnection(*place, timeout=10)
+        for _ in range(2):
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b""
+            time.sleep(0.6)
+        connection.sock.sendall(b"GET / HT")
+        assert closed_within(connection.sock, 4) == b""
+        connection.close()
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_a_drip_does_not_prolong_it(server):

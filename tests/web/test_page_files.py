@@ -67,6 +67,19 @@ def test_several_pictures_with_a_broken_one(page, service, pictures, tmp_path):
     says(page, "#title", CLASSES[chosen])
 
 
+def test_fast_clicks_are_not_lost(page, service, pictures):
+    upload(page, *pictures)
+    shown(page)
+    expect(page.locator("#pictures button")).to_have_count(3)
+    # Without waiting: the last one counts.
+    page.evaluate(
+        "for (const n of [1, 0, 1, 0, 2]) document.querySelectorAll('#pictures button')[n].click()"
+    )
+    (source,) = sources(page, "#pictures button:nth-child(3)")
+    expect(page.locator("#views img").first).to_have_attribute("src", source, timeout=30_000)
+    says(page, "#title", CLASSES[service.predict(service.open(pictures[2])).top(1)[0]])
+
+
 def test_nothing_but_a_broken_one_and_then_a_good_one(page, pictures, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     upload(page, tmp_path / "broken.png")

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 import bcosvit
-from bcosvit.web.service import Box, Limits, Region
+from bcosvit.predictor import Predictor
+from bcosvit.web.service import FILES, Box, Limits, Region
 from tests.report.support import CLASSES, write_pictures
 from tests.web.support import small_service
 
@@ -192,3 +193,92 @@ def test_threads_do_not_mix(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The methods that the model was asked for, in order."""
+    asked, explain = [], Predictor.explain
+
+    def counted(self, image, classes=None, *, methods=None, **options):
+        asked.extend(methods)
+        return explain(self, image, classes, methods=methods, **options)
+
+    monkeypatch.setattr(Predictor, "explain", counted)
+    return asked
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_downloads_use_the_maps_that_were_shown(tmp_path, pictures, computed, joint):
+    service = small_service(tmp_path)
+    picture = service.open(pictures[0])
+    label = service.predict(picture).top(1)[0]
+    shown = {m: service.explain(picture, label, m, joint=joint) for m in ("inherent", "occlusion")}
+    assert computed == ["inherent", "occlusion"]
+    for kind in FILES:
+        folder = tmp_path / kind
+        folder.mkdir()
+        written = service.write_file([(picture, label)], "inherent,occlusion", kind, folder)
+        assert written.stat().st_size > 1000
+    assert computed == ["inherent", "occlusion"]
+    (arrays_file,) = (tmp_path / "npz").rglob("*.npz")
+    with np.load(arrays_file) as arrays:
+        for method, each in shown.items():
+            assert np.array_equal(arrays[f"map_{method}"][0], each.map.numpy())
+    # What was not shown is computed, and then known.
+    service.write_file([(picture, label)], "inherent,ixg,rollout", "npz", folder)
+    service.explain(picture, label, "rollout")
+    assert computed == ["inherent", "occlusion", "ixg", "rollout"]
+
+
+def test_nobody_waits_behind_a_slow_method(tmp_path, pictures, monkeypatch):
+    service = small_service(tmp_path, limits=Limits(concurrency=1))
+    picture = service.open(pictures[0])
+    begun, go_on, explain = threading.Event(), threading.Event(), Predictor.explain
+    calls = []
+
+    def slow(self, image, classes=None, *, methods=None, **options):
+        calls.extend(methods)
+        if "occlusion" in methods:
+            begun.set()
+            assert go_on.wait(60)
+        return explain(self, image, classes, methods=methods, **options)
+
+    monkeypatch.setattr(Predictor, "explain", slow)
+    found = []
+
+    def ask() -> None:
+        found.append(service.explain(picture, 1, "occlusion"))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    # While occlusion is at work.
+    assert service.explain(picture, 1, "ixg").map.shape == (16, 16)
+    assert service.sums(picture, 1).completeness_error < 1e-3
+    assert found == []
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    # The second one found what the first one had computed.
+    assert torch.equal(found[0].map, found[1].map)
+    assert calls.count("occlusion") == 1
+
+
+def test_costs_are_predictions_times_passes(tmp_path):
+    service = small_service(tmp_path)
+    assert service.seconds("ixg") == pytest.approx(3 * service.seconds("rollout"))
+    # Windows of 2 pixels that move by 1 over 16.
+    assert service.seconds("occlusion") == pytest.approx((1 + 15 * 15) * service.seconds("rollout"))
+    assert service.is_slow("occlusion") and not service.is_slow("ixg")
+
+
+def test_progress(tmp_path, pictures):
+    service = small_service(tmp_path)
+    picture, shares = service.open(pictures[0]), []
+    service.explain(picture, 1, "smoothgrad", progress=shares.append)
+    assert shares == [number / 16 for number in range(16)]
+    shares.clear()
+    service.explain(picture, 1, "smoothgrad", joint=True, progress=shares.append)
+    assert shares == pytest.approx([number / 80 for number in range(80)])

@@ -1,9 +1,14 @@
 """What a page sends is checked, and what it shows is escaped."""
 
+import threading
+
 import pytest
 
+from bcosvit.attribution.base import Cancelled
+from bcosvit.web import session
 from bcosvit.web.session import EMPTY, INDEPENDENT, JOINT, PageEvents, Selection
 from tests.report.support import CLASSES
+from tests.web.support import small_service
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def test_a_state_is_read_as_it_was_written():
 def test_nothing_uploaded_shows_nothing(events):
     assert events.upload(None) == (None, "")
     assert events.show(None, EMPTY, 0.5, INDEPENDENT, None, None, None, None) == [""] * 4
-    assert events.compare([], EMPTY, ["rollout"], JOINT) == ""
+    assert list(events.compare([], EMPTY, ["rollout"], JOINT)) == [("", "")]
 
 
 def test_more_pictures_than_allowed_are_refused(events, pictures):
@@ -74,3 +79,56 @@ def test_a_box_that_is_half_typed_is_no_mistake(events, pictures):
     assert "No region yet" in events.region(selection, 1, 2, None, 4)
     assert "Σ" not in events.region(selection, 1, 2, 3, 4)
     assert 'role="alert"' in events.region(selection, 1, 2, 30, 4)
+
+
+def test_fast_methods_are_shown_before_slow_ones(tmp_path, pictures, monkeypatch):
+    # One that knows no map yet.
+    events = PageEvents(service=small_service(tmp_path))
+    monkeypatch.setattr(session, "TICK", 0.001)
+    state = {"current": 0, "labels": {"0": 1}}
+    chosen = ["occlusion", "ixg", "rollout"]
+    shown = list(events.compare([str(pictures[0])], state, chosen, INDEPENDENT))
+    first, last = shown[0], shown[-1]
+    assert "Occlusion" not in first[0] and "Input ×" in first[0] and "Rollout" in first[0]
+    assert "Occlusion" in first[1] and "<progress" in first[1]
+    assert {maps for maps, _ in shown[1:-1]} <= {None}
+    # In the order of the check boxes, and nothing is at work any more.
+    assert last[0].index("Occlusion") < last[0].index("Input ×") < last[0].index("Rollout")
+    assert last[1] == ""
+
+
+def test_a_comparison_is_cancelled(tmp_path, pictures, monkeypatch):
+    events = PageEvents(service=small_service(tmp_path))
+    monkeypatch.setattr(session, "TICK", 0.001)
+    state = {"current": 0, "labels": {"0": 2}}
+    asked = iter([False] * 3)
+    compared = events.compare(
+        [str(pictures[1])], state, ["smoothgrad"], INDEPENDENT, lambda: next(asked, True)
+    )
+    with pytest.raises(Cancelled):
+        list(compared)
+    assert next(asked, None) is None
+    upload = events.service.open(pictures[1])
+    assert events.service._cached(upload, (2,), "smoothgrad") is None
+
+
+def test_how_long_a_job_will_take(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(session.time, "monotonic", lambda: now[0])
+    half, end = threading.Event(), threading.Event()
+
+    def run(tell):
+        tell(0.0)
+        now[0] = 3.0
+        tell(0.25)
+        half.set()
+        assert end.wait(60)
+        raise ValueError("in the thread")
+
+    job = session._Job(run)
+    assert half.wait(60)
+    assert (job.share, job.seconds_left) == (0.25, 9.0)
+    end.set()
+    assert job.is_done(60)
+    with pytest.raises(ValueError, match="in the thread"):
+        job.result()

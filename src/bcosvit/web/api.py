@@ -122,6 +122,7 @@ def add_api(service: ExplanationService) -> None:
             "classes": list(predictor.class_names),
             "methods": list(service.methods),
             "costs": {name: METHODS.get(name).cost for name in service.methods},
+            "seconds": {name: service.seconds(name) for name in service.methods},
             "image_size": predictor.transform.image_size,
             "exact": service.exact is not None,
         }

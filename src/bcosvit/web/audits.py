@@ -82,6 +82,16 @@ class _Pages:
             flags=re.DOTALL,
         )
         page = re.sub(r"<b>Cluster ([\d.]+)</b>", r'<b><a href="list/\1">Cluster \1</a></b>', page)
+        page = re.sub(
+            r'(<details class="class" data-class="(\d+)".*?)</summary>',
+            r'\1 <a href="list/class-\2">Pictures</a></summary>',
+            page,
+            flags=re.DOTALL,
+        )
+        page = page.replace(
+            "<h3>The most confident mistakes</h3>",
+            '<h3>The most confident mistakes <a href="list/mistakes">All</a></h3>',
+        )
         policy = "img-src data: 'self'; style-src"
         return HTMLResponse(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
 
@@ -114,26 +124,35 @@ class _Pages:
         return Response(data, media_type=f"image/{kind}")
 
     def list(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        clusters = self.summary["clusters"]
-        if name != "mistakes" and name not in clusters:
+        lists = {
+            "mistakes": ("Mistakes", self.summary["mistakes"]),
+            **{key: (f"Cluster {key}", each) for key, each in self.summary["clusters"].items()},
+            **{
+                f"class-{each['label']}": (each["class"], each["pictures"])
+                for each in self.summary["classes"]
+            },
+        }
+        if request.path_params["name"] not in lists:
             return Response("There is no such list.", 404)
-        indices = self.summary["mistakes"] if name == "mistakes" else clusters[name]
-        title = "Mistakes" if name == "mistakes" else f"Cluster {name}"
+        title, indices = lists[request.path_params["name"]]
         shown = "".join(
             f'<a href="../picture/{index}"><img loading="lazy" alt="Picture {index}" '
             f'src="../thumbnail/{index}"></a>'
             for index in indices[:AT_ONCE]
         )
         style = (
-            "body{font-family:system-ui;margin:1.5rem;color-scheme:light dark}main{display:grid;"
-            "gap:.5rem;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr))}"
-            "img{width:100%;display:block;border-radius:.3rem}"
+            ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;margin:0 auto;"
+            "max-width:72rem;padding:1rem}a{color:light-dark(#b3161f,#ff8a86)}h1{font-size:1.4rem}"
+            "main{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr))}"
+            "img{width:100%;aspect-ratio:1;display:block;border-radius:.3rem;background:#8883}"
         )
+        count = f"{len(indices)} picture{'s' if len(indices) != 1 else ''}"
+        if len(indices) > AT_ONCE:
+            count += f", the first {AT_ONCE} of them here"
         return HTMLResponse(
             f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
             f'content="width=device-width"><title>{escape(title)}</title><style>{style}</style>'
-            f'<p><a href="../">Report</a></p><h1>{escape(title)}: {len(indices)} pictures</h1>'
+            f'<p><a href="../">Report</a></p><h1>{escape(title)}: {count}</h1>'
             f"<main>{shown}</main></html>"
         )
 

@@ -2,10 +2,14 @@
 
 import functools
 import html
+import inspect
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import gradio as gr
@@ -34,27 +38,93 @@ def upload_component(**options: Any) -> gr.File:
 def with_messages(function: Callable[..., Any], *, as_html: bool = False) -> Callable[..., Any]:
     """Returns ``function`` with each ``ValueError`` turned into a message for the user.
 
-    It ends early where the user has left.
+    It ends early where the user has left; a generator looks after that itself.
 
     Args:
-        function: The function.
+        function: The function, or a function whose results are shown one after the other.
         as_html: Whether messages are escaped, because the page shows them as HTML.
     """
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
-        try:
-            with cancellable(has_left()):
-                return function(*arguments, **named)
-        except ValueError as error:
-            message = html.escape(str(error)) if as_html else str(error)
-        except FileNotFoundError:
-            message = "The upload has been deleted in the meantime: upload the picture again."
-        except Cancelled:
-            message = "The request was given up."
-        raise gr.Error(message, print_exception=False)
+        with _messages(as_html), cancellable(has_left()):
+            return function(*arguments, **named)
 
-    return wrapped
+    @functools.wraps(function)
+    def streamed(*arguments: Any, **named: Any) -> Any:
+        with _messages(as_html):
+            yield from function(*arguments, **named)
+
+    return streamed if inspect.isgeneratorfunction(function) else wrapped
+
+
+@contextmanager
+def _messages(as_html: bool) -> Iterator[None]:
+    try:
+        yield
+        return
+    except ValueError as error:
+        message = html.escape(str(error)) if as_html else str(error)
+    except FileNotFoundError:
+        message = "The upload has been deleted in the meantime: upload the picture again."
+    except Cancelled:
+        message = "The request was given up."
+    raise gr.Error(message, print_exception=False)
+
+
+class Latest:
+    """The latest request of each page; earlier ones are given up.
+
+    Examples:
+        >>> latest = Latest()
+        >>> first = latest.begin("page")
+        >>> first.is_latest()
+        True
+        >>> second = latest.begin("page")
+        >>> first.is_latest(), second.is_latest()
+        (False, True)
+    """
+
+    PAGES = 10_000
+    """Pages that are remembered."""
+
+    def __init__(self) -> None:
+        self._latest: OrderedDict[str, LatestRequest] = OrderedDict()
+        self._lock = Lock()
+
+    def begin(self, page: str) -> "LatestRequest":
+        """Begins a request of a page."""
+        request = LatestRequest(self, page)
+        with self._lock:
+            self._latest[page] = request
+            self._latest.move_to_end(page)
+            if len(self._latest) > self.PAGES:
+                self._latest.popitem(last=False)
+        return request
+
+    def stop(self, page: str) -> None:
+        """Stops the latest request of a page, because its user says so."""
+        with self._lock:
+            if page in self._latest:
+                self._latest[page].stopped = True
+
+    def has(self, request: "LatestRequest") -> bool:
+        """Whether no later request of the same page has begun."""
+        with self._lock:
+            return self._latest.get(request.page) is request
+
+
+class LatestRequest:
+    """One request of a page, as `Latest` counts them."""
+
+    def __init__(self, latest: Latest, page: str) -> None:
+        self.latest, self.page = latest, page
+        self.stopped = False
+        """Whether the user has stopped it."""
+
+    def is_latest(self) -> bool:
+        """Whether no later request of the same page has begun."""
+        return self.latest.has(self)
 
 
 def downloadable(component: gr.components.Component, write: Callable[[Path], Path]) -> str:

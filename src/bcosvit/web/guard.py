@@ -429,19 +429,27 @@ def impatient(protocol: type[Any], seconds: float) -> type[Any]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._expect_headers()
+            if self._is_idle():
+                self._expect_headers()
+            else:
+                self._stop_waiting()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self._headers_due is not None:
-                self._headers_due.cancel()
+            self._stop_waiting()
             super().connection_lost(exc)
 
         def _is_idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
 
         def _expect_headers(self) -> None:
-            if self._headers_due is None and self._is_idle():
+            if self._headers_due is None:
                 self._headers_due = self.loop.call_later(seconds, self._give_up)
+
+        def _stop_waiting(self) -> None:
+            # From here on uvicorn's own timer closes a connection that stays idle.
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+            self._headers_due = None
 
         def _give_up(self) -> None:
             self._headers_due = None

@@ -1,6 +1,7 @@
 """The layout of the page and its events."""
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import gradio as gr
 
 from bcosvit.attribution import METHODS
+from bcosvit.attribution.base import Cancelled
 from bcosvit.data.images import EXTENSIONS
+from bcosvit.progress import duration
 from bcosvit.report.explain import TOP
 from bcosvit.web import render
-from bcosvit.web.components import QUEUE, downloadable, upload_component, with_messages
+from bcosvit.web.components import QUEUE, Latest, downloadable, upload_component, with_messages
+from bcosvit.web.jobs import has_left
 from bcosvit.web.service import FILES, ExplanationService
 from bcosvit.web.session import EMPTY, INDEPENDENT, JOINT, PageEvents, Selection
 
@@ -24,7 +28,7 @@ _CLICK_DOWNLOAD = """() => document.querySelector("#download").click()"""
 
 def add_page(service: ExplanationService) -> None:
     """Adds components and events to the ``gr.Blocks`` that is being built."""
-    events, names = PageEvents(service=service), service.predictor.class_names
+    events, names, latest = PageEvents(service=service), service.predictor.class_names, Latest()
     listed_names = [(name, number) for number, name in enumerate(names)]
     listed, exact = min(TOP, len(names)), service.exact is not None
     choose, draw_box = ((STATIC / name).read_text() for name in ("choose.js", "draw.js"))
@@ -90,10 +94,12 @@ def add_page(service: ExplanationService) -> None:
                     region = html(elem_id="region")
                 html(render.heading("How do other methods explain it?", render.METHODS))
                 methods = gr.CheckboxGroup(
-                    [(_method_label(name), name) for name in service.methods[1:]],
+                    [(_method_label(service, name), name) for name in service.methods[1:]],
                     label="Compare with",
                     elem_id="methods",
                 )
+                working = html(elem_id="working")
+                cancel = gr.Button("Cancel", visible=False, size="sm", elem_id="cancel")
                 compared = html(elem_id="compared")
                 html(render.heading("Download", render.DOWNLOAD))
                 with gr.Row():
@@ -133,6 +139,28 @@ def add_page(service: ExplanationService) -> None:
         box = [event._data[name] for name in _EDGES]
         return [*box, events.region(events.selection(paths, state), *box)]
 
+    def compare_methods(
+        paths: list[str] | None, state: Any, methods: list[str], scale: str, request: gr.Request
+    ) -> Iterator[list[Any]]:
+        own, left = latest.begin(str(request.session_hash)), has_left()
+
+        def is_cancelled() -> bool:
+            return own.stopped or left() or not own.is_latest()
+
+        try:
+            for maps, status in events.compare(paths, state, methods, scale, is_cancelled):
+                if not own.is_latest():
+                    return
+                shown = gr.skip() if maps is None else maps
+                yield [shown, status, gr.update(visible=bool(status))]
+        except Cancelled:
+            # A later request shows its own results in the same place.
+            if own.is_latest():
+                yield [gr.skip(), render.empty(render.STOPPED), gr.update(visible=False)]
+
+    def stop(request: gr.Request) -> None:
+        latest.stop(str(request.session_hash))
+
     def save(kind: str, paths: list[str] | None, state: Any, methods: list[str]) -> str:
         selection = events.selection(paths, state)
         return downloadable(made, partial(events.save, kind, selection, methods))
@@ -149,35 +177,50 @@ def add_page(service: ExplanationService) -> None:
         }
 
     own = [files, state]
-    show = listener(events.show, [*own, alpha, scale, versus, *edges], [title, views, sums, region])
-    examples.select(**listener(choose_example, [], files, show_progress="minimal"))
-    compare = listener(events.compare, [*own, methods, scale], compared, show_progress="minimal")
-    # While a slider is dragged or a number is typed, only the last value counts.
+    # Of values that change while an earlier one is at work, the last one counts. Clicks bring data
+    # of their own, which Gradio would forget, so that each is answered.
     last: dict[str, Any] = {"trigger_mode": "always_last"}
+    each: dict[str, Any] = {"trigger_mode": "multiple"}
+    shown = [title, views, sums, region]
+    show = listener(events.show, [*own, alpha, scale, versus, *edges], shown, **last)
+    examples.select(**listener(choose_example, [], files, show_progress="minimal", **each))
+    compare = listener(
+        compare_methods,
+        [*own, methods, scale],
+        [compared, working, cancel],
+        show_progress="minimal",
+        show_progress_on=compared,
+        # A later request ends the earlier one.
+        trigger_mode="multiple",
+    )
     uploaded = [state, thumbnails, classes, other, choice, results, nothing, *edges]
     changed = [
         files.change(
             **listener(upload, files, uploaded, show_progress="minimal", show_progress_on=files)
         ),
-        thumbnails.select(**listener(choose_picture, own, [state, classes, other])),
-        classes.select(**listener(choose_class, own, [state, other])),
-        other.input(**listener(choose_other, [*own, other], [state, classes])),
+        thumbnails.select(**listener(choose_picture, own, [state, classes, other], **each)),
+        classes.select(**listener(choose_class, own, [state, other], **each)),
+        other.input(**listener(choose_other, [*own, other], [state, classes], **last)),
     ]
     for event in changed:
         event.success(**show).success(**compare)
-    alpha.change(**show, **last)
-    versus.input(**show, **last)
+    alpha.change(**show)
+    versus.input(**show)
     scale.change(**show).success(**compare)
     for edge in edges:
-        edge.input(**show, **last)
-    views.input(**listener(draw, own, [*edges, region]))
-    methods.change(**compare, **last)
+        edge.input(**show)
+    views.input(**listener(draw, own, [*edges, region], **each))
+    methods.change(**compare)
+    cancel.click(**listener(stop, [], []))
     for kind, button in saves.items():
         button.click(
             **listener(partial(save, kind), [*own, methods], made, show_progress="minimal")
         ).success(None, js=_CLICK_DOWNLOAD, api_visibility="private")
 
 
-def _method_label(name: str) -> str:
-    method = METHODS.get(name)
-    return f"{method.title} (slow)" if method.cost == "many" else method.title
+def _method_label(service: ExplanationService, name: str) -> str:
+    title = METHODS.get(name).title
+    if not service.is_slow(name):
+        return title
+    seconds = service.seconds(name)
+    return f"{title} (slow, {'less than 1 s' if seconds < 1 else f'about {duration(seconds)}'})"

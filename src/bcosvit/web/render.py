@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from bcosvit.attribution import method_title
 from bcosvit.predictor import Predictor, Sums
+from bcosvit.progress import duration
 from bcosvit.report.explain import probability_note
 from bcosvit.report.images import (
     MapFigure,
@@ -34,8 +35,9 @@ REGION = (
 )
 METHODS = (
     "Other explanations of the same class; they do not sum to the logit. Slow methods pass the "
-    "picture through the model many times."
+    "picture through the model many times; how long that takes is estimated for this machine."
 )
+STOPPED = "Stopped: the maps of slow methods that were not finished are missing."
 DOWNLOAD = "All pictures, each with the class that is chosen for it."
 
 EXAMPLES = sorted(PHOTOS.glob("*.jpg"))
@@ -146,6 +148,18 @@ def views(shown: ClassMap, name: str, alpha: float, box: Box | None) -> Markup:
 def gallery(maps: Sequence[ClassMap], name: str) -> Markup:
     """Renders the maps of several methods for one class."""
     return _fragments().gallery([_figure(each, name) for each in maps], _NO_BOX)
+
+
+def working(method: str, share: float, seconds_left: float | None) -> Markup:
+    """Renders how far a slow method is.
+
+    Args:
+        method: Its name.
+        share: What is done of it.
+        seconds_left: How long the rest will take; None where that is not known yet.
+    """
+    left = "waiting" if seconds_left is None else f"about {duration(seconds_left)} left"
+    return _fragments().working(method_title(method), share, left)
 
 
 def sums(found: Sums) -> Markup:

@@ -1,6 +1,6 @@
 """What the server computes for a picture, without Gradio and without users.
 
-One `ExplanationService` serves all users. Its cache is keyed by pixels, classes and methods, so
+One `ExplanationService` serves all users. Its cache is keyed by pixels, classes and method, so
 that equal requests get equal answers, and no user can get the answer for another picture.
 Explaining leaves the model untouched, so that threads need no lock except around the cache.
 """
@@ -9,22 +9,26 @@ import hashlib
 import time
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import median
 from threading import Lock, Semaphore
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from bcosvit.attribution import METHODS
-from bcosvit.attribution.base import check_cancelled
+from bcosvit.attribution import METHODS, Attribution
+from bcosvit.attribution.base import check_cancelled, counting_passes
 from bcosvit.data.images import read_image
 from bcosvit.predictor import Explanation, Predictor, Sums
 from bcosvit.report.explain import TOP, ReportInfo, contact_sheet, html_report, npz_files
 from bcosvit.report.images import contribution_scales
 from bcosvit.report.provenance import Provenance, versions
+from bcosvit.web.batches import Batches
 
 FILES = {"html": html_report, "npz": npz_files, "png": contact_sheet}
 """The kinds of files to download, with what writes them."""
@@ -47,6 +51,8 @@ class Limits:
     """Requests that may wait; more are refused until there is room."""
     concurrency: int = 2
     """Requests that use the model at the same time."""
+    batch: int = 8
+    """Pictures of all users that are computed in one pass."""
     seconds: int = 3600
     """After which uploads and downloads are deleted, and cached explanations forgotten."""
     upload_seconds: int = 60
@@ -69,6 +75,10 @@ class Upload:
     """[3, H, W]"""
     key: str
     """A digest of the pixels."""
+
+
+_Wanted = tuple[Upload, tuple[int, ...], tuple[str, ...]]
+"""A picture, its classes to explain, and the methods; the empty one predicts alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +143,18 @@ class ExplanationService:
 
     predictor: Predictor
     limits: Limits = field(default_factory=Limits)
-    _cache: OrderedDict[tuple[object, ...], tuple[float, Explanation]] = field(
+    _cache: OrderedDict[tuple[str, tuple[int, ...], str], tuple[float, Explanation]] = field(
         default_factory=OrderedDict
     )
+    """By pixels, classes and method, which is empty for a prediction alone."""
     _lock: Lock = field(default_factory=Lock)
     _turns: dict[bool, Semaphore] = field(default_factory=dict)
+    _batches: Batches[_Wanted, dict[str, Explanation]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._turns.update({False: Semaphore(self.limits.concurrency), True: Semaphore(1)})
+        batches = Batches(self._computed_together, self._turns[False], self.limits.batch)
+        object.__setattr__(self, "_batches", batches)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -152,6 +166,34 @@ class ExplanationService:
         """The first method if its contributions sum to the logit, as those of B-cos models do."""
         first = self.methods[0]
         return first if METHODS.get(first).exact else None
+
+    def is_slow(self, method: str) -> bool:
+        """Returns whether a method passes a picture through the model many times."""
+        return METHODS.get(method).cost == "many"
+
+    def seconds(self, method: str) -> float:
+        """Estimates how long a method takes for one class of a picture, where it need not wait.
+
+        Args:
+            method: Its name.
+
+        Returns:
+            The time of a prediction, which is measured once, times the method's `passes`.
+        """
+        size = self.predictor.transform.image_size
+        return self._prediction_seconds * METHODS.get(method).passes(size, size)
+
+    @cached_property
+    def _prediction_seconds(self) -> float:
+        size = self.predictor.transform.image_size
+        image = torch.full((3, size, size), 0.5)
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            self.predictor.explain(image, methods=())
+            times.append(time.perf_counter() - start)
+        # The first one also prepares what the others find ready.
+        return median(times[1:])
 
     def open(self, path: str | Path | None) -> Upload:
         """Reads an uploaded file.
@@ -207,7 +249,13 @@ class ExplanationService:
         return found.entry(label, self.predictor.class_names)
 
     def explain(
-        self, upload: Upload, label: int, method: str | None = None, *, joint: bool = False
+        self,
+        upload: Upload,
+        label: int,
+        method: str | None = None,
+        *,
+        joint: bool = False,
+        progress: Callable[[float], None] | None = None,
     ) -> ClassMap:
         """Explains one class by one method.
 
@@ -216,6 +264,7 @@ class ExplanationService:
             label: The class.
             method: A method's name; by default the first that applies to the model.
             joint: Whether the scale is that of all most confident classes together.
+            progress: Called with the share of a slow method's passes that are done.
 
         Raises:
             ValueError: If the method does not exist or does not apply.
@@ -226,7 +275,7 @@ class ExplanationService:
         others = self.predict(upload).top(TOP) if joint else []
         # The same classes in the same order for each of them, so that the cache is used.
         labels = tuple(others if label in others else [*others, label])
-        found = self._explanation(upload, labels, methods)
+        found = self._explanation(upload, labels, methods, progress)
         row = labels.index(label)
         scale = contribution_scales(found.attributions[methods[0]].map, joint=joint)[row]
         return ClassMap(found=found, method=methods[0], row=row, scale=scale)
@@ -301,10 +350,8 @@ class ExplanationService:
         path = Path(folder, FILE_NAME if kind == "npz" else f"{FILE_NAME}.{kind}")
         with FILES[kind](path, info) as add:
             for number, (upload, label) in enumerate(chosen, start=1):
-                image, name = upload.image, upload.name
-                with self._turn(used):
-                    found = predictor.explain(image, (label,), methods=used, name=name)
-                add(number, found)
+                found = self._explanation(upload, (label,), used)
+                add(number, replace(found, name=upload.name))
         return _zipped(path) if path.is_dir() else path
 
     def _exact_map(self, upload: Upload, label: int) -> ClassMap:
@@ -316,21 +363,126 @@ class ExplanationService:
         return self.explain(upload, label, self.exact)
 
     def _explanation(
-        self, upload: Upload, labels: tuple[int, ...], methods: tuple[str, ...]
+        self,
+        upload: Upload,
+        labels: tuple[int, ...],
+        methods: tuple[str, ...],
+        progress: Callable[[float], None] | None = None,
     ) -> Explanation:
-        key = (upload.key, labels, methods)
+        """Explains classes by methods, of which none is computed that the cache has."""
+        wanted = methods or ("",)
+        found = {name: self._cached(upload, labels, name) for name in wanted}
+        missing = tuple(name for name, each in found.items() if each is None)
+        if missing and not any(name and self.is_slow(name) for name in missing):
+            # Pictures of one size, as many classes and the same methods share a pass.
+            kind = (upload.image.shape, len(labels), missing)
+            found |= self._batches(kind, (upload, labels, missing))
+        elif missing:
+            with self._turn(missing), counting_passes(self._share(labels, missing, progress)):
+                # Somebody else may have asked for the same, and be done by now.
+                found |= {name: self._cached(upload, labels, name) for name in missing}
+                missing = tuple(name for name in missing if found[name] is None)
+                if missing:
+                    found |= self._computed(upload, labels, missing)
+        each = [explanation for explanation in found.values() if explanation is not None]
+        if len(each) == 1:
+            return each[0]
+        return replace(
+            each[0],
+            attributions={name: a for one in each for name, a in one.attributions.items()},
+        )
+
+    def _computed(
+        self, upload: Upload, labels: tuple[int, ...], methods: tuple[str, ...]
+    ) -> dict[str, Explanation]:
+        """Explains without the cache, and fills it."""
+        used = [name for name in methods if name]
+        # Without the file's name: another user may ask about the same pixels.
+        found = self.predictor.explain(upload.image, labels or None, methods=used)
+        return self._remembered(upload, labels, methods, found)
+
+    def _computed_together(self, wanted: Sequence[_Wanted]) -> list[dict[str, Explanation]]:
+        """Explains pictures of several users in one pass; each of them as if it were alone."""
+        found: dict[int, dict[str, Explanation]] = {}
+        missing: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for place, (upload, labels, methods) in enumerate(wanted):
+            # Somebody else may have asked for the same before, or in this batch.
+            known = {name: self._cached(upload, labels, name) for name in methods}
+            complete = {name: each for name, each in known.items() if each is not None}
+            if len(complete) == len(methods):
+                found[place] = complete
+            else:
+                missing.setdefault((upload.key, labels), []).append(place)
+        once = [wanted[places[0]] for places in missing.values()]
+        if len(once) == 1:
+            computed = [self._computed(*once[0])]
+        elif once:
+            (_, labels, methods), *_ = once
+            explanations = self.predictor.explain_batch(
+                [upload.image for upload, _, _ in once],
+                [each for _, each, _ in once] if labels else None,
+                methods=[name for name in methods if name],
+            )
+            computed = [
+                self._remembered(*each, explanation)
+                for each, explanation in zip(once, explanations, strict=True)
+            ]
+        else:
+            computed = []
+        for places, each in zip(missing.values(), computed, strict=True):
+            found |= dict.fromkeys(places, each)
+        return [found[place] for place in range(len(wanted))]
+
+    def _remembered(
+        self,
+        upload: Upload,
+        labels: tuple[int, ...],
+        methods: tuple[str, ...],
+        found: Explanation,
+    ) -> dict[str, Explanation]:
+        """Returns an explanation by method, and fills the cache with it."""
+        split = {
+            name: replace(found, attributions={name: found.attributions[name]} if name else {})
+            for name in methods
+        }
         with self._lock:
+            for name, each in split.items():
+                self._cache[upload.key, labels, name] = time.monotonic(), each
+            while len(self._cache) > self.limits.cached:
+                self._cache.popitem(last=False)
+        return split
+
+    def _cached(self, upload: Upload, labels: tuple[int, ...], method: str) -> Explanation | None:
+        """Looks for an explanation of these classes, alone or among others."""
+        with self._lock:
+            key = (upload.key, labels, method)
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key][1]
-        # Without the file's name: another user may ask about the same pixels.
-        with self._turn(methods):
-            found = self.predictor.explain(upload.image, labels or None, methods=methods)
-        with self._lock:
-            self._cache[key] = time.monotonic(), found
-            while len(self._cache) > self.limits.cached:
-                self._cache.popitem(last=False)
-        return found
+            for (pixels, others, name), (_, found) in self._cache.items():
+                if pixels == upload.key and name == method and set(labels) <= set(others):
+                    return _of_classes(found, [others.index(label) for label in labels])
+        return None
+
+    def _share(
+        self,
+        labels: tuple[int, ...],
+        methods: tuple[str, ...],
+        progress: Callable[[float], None] | None,
+    ) -> Callable[[int], None]:
+        """Returns a function that turns numbers of passes into shares of all passes."""
+        size = self.predictor.transform.image_size
+        slow = [METHODS.get(name) for name in methods if name and self.is_slow(name)]
+        total = max(1, len(labels)) * sum(each.passes(size, size) for each in slow)
+        begun = 0
+
+        def share(passes: int) -> None:
+            nonlocal begun
+            if progress is not None and total:
+                progress(min(1.0, begun / total))
+            begun += passes
+
+        return share
 
     def forget(self) -> None:
         """Deletes cached explanations that are as old as uploads may be."""
@@ -342,7 +494,7 @@ class ExplanationService:
     @contextmanager
     def _turn(self, methods: Sequence[str] = ()) -> Iterator[None]:
         """Waits until there is room for a computation, unless nobody waits for its result."""
-        turn = self._turns[any(METHODS.get(name).cost == "many" for name in methods)]
+        turn = self._turns[any(name and self.is_slow(name) for name in methods)]
         while not turn.acquire(timeout=0.1):
             check_cancelled()
         try:
@@ -350,6 +502,26 @@ class ExplanationService:
             yield
         finally:
             turn.release()
+
+
+def _of_classes(found: Explanation, rows: list[int]) -> Explanation:
+    """Returns an explanation of some of the classes that are explained."""
+
+    def part(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[rows]
+
+    def of(a: Attribution) -> Attribution:
+        return replace(
+            a,
+            map=a.map[rows],
+            target=a.target[rows],
+            weights=part(a.weights),
+            residual=part(a.residual),
+            logit=part(a.logit),
+        )
+
+    attributions = {name: of(each) for name, each in found.attributions.items()}
+    return replace(found, target=found.target[rows], attributions=attributions)
 
 
 def _zipped(folder: Path) -> Path:

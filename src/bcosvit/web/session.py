@@ -5,7 +5,9 @@ is sent with every event. Gradio checks the uploads each time, and `Selection.of
 since a page can send anything.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from bcosvit.attribution import Attribution
+from bcosvit.attribution.base import cancellable
 from bcosvit.predictor import Sums
 from bcosvit.report.explain import TOP
 from bcosvit.report.images import contribution_scales
@@ -22,6 +25,9 @@ from bcosvit.web import render
 from bcosvit.web.service import Box, ClassMap, ExplanationService, Upload
 
 INDEPENDENT, JOINT = "Independent", "Joint"
+
+TICK = 0.5
+"""Seconds between two looks at how far a slow method is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,16 +180,58 @@ class PageEvents:
             return render.problem(str(error))
 
     def compare(
-        self, paths: list[str] | None, state: Any, methods: list[str], scale: str
-    ) -> Markup:
-        """Returns the maps of other methods for the same class."""
+        self,
+        paths: list[str] | None,
+        state: Any,
+        methods: Sequence[str],
+        scale: str,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Markup | None, Markup]]:
+        """Explains the same class by other methods, the fast ones first.
+
+        Args:
+            paths: The uploads.
+            state: What is chosen of them.
+            methods: Names of methods.
+            scale: `INDEPENDENT` or `JOINT`.
+            is_cancelled: Says whether what is still missing is not wanted any more.
+
+        Yields:
+            The maps so far, or None where they are the same as before, and how far the method at
+            work is; the latter is empty at the end.
+
+        Raises:
+            Cancelled: The rest is not wanted any more.
+        """
         selection = self.selection(paths, state)
         if selection.current < 0 or not methods:
-            return Markup()
+            yield Markup(), Markup()
+            return
         upload, label = self.chosen(selection, selection.current)
-        joint = scale == JOINT
-        maps = [self.service.explain(upload, label, each, joint=joint) for each in methods]
-        return render.gallery(maps, self.service.predictor.class_names[label])
+        name, joint = self.service.predictor.class_names[label], scale == JOINT
+        maps: dict[str, ClassMap] = {}
+
+        def gallery() -> Markup:
+            return render.gallery([maps[each] for each in methods if each in maps], name)
+
+        for method in sorted(methods, key=self.service.is_slow):
+
+            def explain(progress: Callable[[float], None], method: str = method) -> ClassMap:
+                with cancellable(is_cancelled):
+                    return self.service.explain(
+                        upload, label, method, joint=joint, progress=progress
+                    )
+
+            if not self.service.is_slow(method):
+                maps[method] = explain(lambda share: None)
+                continue
+            shown: Markup | None = gallery()
+            job = _Job(explain)
+            while not job.is_done(TICK):
+                yield shown, render.working(method, job.share, job.seconds_left)
+                shown = None
+            maps[method] = job.result()
+        yield gallery(), Markup()
 
     def save(self, kind: str, selection: Selection, methods: list[str], folder: Path) -> Path:
         """Writes a file about all uploads that can be read."""
@@ -193,6 +241,52 @@ class PageEvents:
                 chosen.append(self.chosen(selection, index))
         used = ",".join([self.service.methods[0], *methods])
         return self.service.write_file(chosen, used, kind, folder)
+
+
+class _Job:
+    """A slow explanation in a thread of its own, which ends early where it is cancelled.
+
+    Args:
+        run: Computes it, and tells the share that is done.
+    """
+
+    def __init__(self, run: Callable[[Callable[[float], None]], ClassMap]) -> None:
+        self._found: ClassMap | Exception | None = None
+        self._began: float | None = None
+        self.share = 0.0
+        self._thread = threading.Thread(target=self._run, args=(run,), daemon=True)
+        self._thread.start()
+
+    def _run(self, run: Callable[[Callable[[float], None]], ClassMap]) -> None:
+        try:
+            self._found = run(self._tell)
+        except Exception as error:
+            self._found = error
+
+    def _tell(self, share: float) -> None:
+        # Before the first pass it may wait for others.
+        if self._began is None:
+            self._began = time.monotonic()
+        self.share = share
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By what the passes so far have taken; None before the first one."""
+        if self._began is None or not self.share:
+            return None
+        return (time.monotonic() - self._began) * (1 / self.share - 1)
+
+    def is_done(self, seconds: float) -> bool:
+        """Waits for the end, but no longer than this."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> ClassMap:
+        """Returns the explanation, or raises what its computation raised."""
+        if isinstance(self._found, Exception):
+            raise self._found
+        assert self._found is not None
+        return self._found
 
 
 def difference(one: ClassMap, other: ClassMap) -> tuple[ClassMap, Sums]:
