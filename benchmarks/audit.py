@@ -4,15 +4,19 @@ A cue is drawn into a share of one class's pictures, for training and for the au
 model is trained, and the audit is asked what it finds. Clean runs count false alarms.
 
 python benchmarks/audit.py scenes --out results                    # all runs, hours on 2 cores
-python benchmarks/audit.py scenes --out results --processes 8 --minutes 9
-python benchmarks/audit.py imagenette --data imagenette --out results   # the shipped trunk, frozen
+python benchmarks/audit.py scenes shapes alike --out results --processes 4 --device cuda
+python benchmarks/audit.py photos photos-alike --data imagenette --out results --device cuda
 python benchmarks/audit.py table --out results
-python benchmarks/audit.py speed --out results --pictures 50000   # evidence against prediction
+python benchmarks/audit.py speed --out results --pictures 50000 --device cuda
 
+Studies: ``scenes`` are drawn and easy; in ``shapes`` only the shape tells the class; in ``alike``
+labels of two classes are shuffled, so that only the cue tells them apart. ``photos`` are those of
+Imagenette, ``photos-alike`` the same with two classes that are alike.
 Runs that are in ``results/runs.jsonl`` already are not repeated.
 """
 
 import argparse
+import copy
 import json
 import math
 import multiprocessing
@@ -20,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,7 @@ from bcosvit.auditing.suspicions import Suspicion, find_suspicions
 from bcosvit.data.scenes import Scenes
 from bcosvit.metrics.loader import Reader
 from bcosvit.models.base import AnyModel
+from bcosvit.models.hub import DEFAULT
 from bcosvit.train import QUICK_MODEL
 
 CUES = ("tag", "border", "cast", "watermark", "blur")
@@ -121,11 +127,13 @@ class Planted:
         return cls(images, labels, clean, has, pixels)
 
 
-def draw_scenes(split: str, count: int, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
+def draw_scenes(
+    split: str, count: int, seed: int, folder: Path, variant: str = "plain"
+) -> tuple[Tensor, Tensor]:
     """Drawn scenes, stored for the next run."""
-    path = folder / f"scenes-{split}-{count}-{seed}.npy"
+    path = folder / f"scenes-{variant}-{split}-{count}-{seed}.npy"
     if not path.exists():
-        scenes = Scenes(split, "plain", SIZE, count, seed)
+        scenes = Scenes(split, variant, SIZE, count, seed)
         pixels = np.stack([np.asarray(scenes[number].image) for number in range(count)])
         temporary = path.with_suffix(f".{multiprocessing.current_process().pid}.npy")
         np.save(temporary, pixels)
@@ -134,10 +142,20 @@ def draw_scenes(split: str, count: int, seed: int, folder: Path) -> tuple[Tensor
     return pixels, torch.arange(count) % len(Scenes.classes)
 
 
-def train_small(data: Planted, seed: int, epochs: int = 8) -> AnyModel:
+def alike(labels: Tensor, label: int, seed: int, part: int) -> Tensor:
+    """Labels with which a class and the next one cannot be told apart: theirs are shuffled."""
+    random = np.random.default_rng([seed, part, 1])
+    following = (label + 1) % (int(labels.max()) + 1)
+    both = ((labels == label) | (labels == following)).nonzero().flatten()
+    labels = labels.clone()
+    labels[both] = labels[both[torch.from_numpy(random.permutation(len(both)))]]
+    return labels
+
+
+def train_small(data: Planted, seed: int, epochs: int = 8, device: str = "cpu") -> AnyModel:
     """The model of the recipe `quick`, in a plain loop without augmentation."""
     torch.manual_seed(seed)
-    model = bcosvit.create_model(QUICK_MODEL).train()
+    model = bcosvit.create_model(QUICK_MODEL).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     steps = epochs * (len(data) // 32)
 
@@ -148,12 +166,13 @@ def train_small(data: Planted, seed: int, epochs: int = 8) -> AnyModel:
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     generator = torch.Generator().manual_seed(seed)
+    images = data.images.to(device)
+    targets = F.one_hot(data.labels, QUICK_MODEL.num_classes).float().to(device)
     for _ in range(epochs):
         for chosen in torch.randperm(len(data), generator=generator).split(32):
             if len(chosen) == 32:
-                target = F.one_hot(data.labels[chosen], QUICK_MODEL.num_classes).float()
-                logits = model(data.images[chosen])
-                loss = F.binary_cross_entropy_with_logits(logits, target)
+                chosen = chosen.to(device)
+                loss = F.binary_cross_entropy_with_logits(model(images[chosen]), targets[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -163,7 +182,8 @@ def train_small(data: Planted, seed: int, epochs: int = 8) -> AnyModel:
 
 @torch.no_grad()
 def predict(model: AnyModel, images: Tensor) -> Tensor:
-    return torch.cat([model(part).argmax(1) for part in images.split(32)])
+    device = next(model.parameters()).device
+    return torch.cat([model(part.to(device)).argmax(1).cpu() for part in images.split(32)])
 
 
 def matches(found: Suspicion, val: Planted, evidence: Evidence, cue: str, label: int) -> bool:
@@ -199,12 +219,16 @@ def spray(
     """
     from sklearn.neighbors import kneighbors_graph
 
+    device = next(model.parameters()).device
     gaps: dict[int, float] = {}
     best = (0.5, 0.0)
     for each in range(int(val.labels.max()) + 1):
         members = (val.labels == each).nonzero().flatten()
         maps = torch.cat(
-            [explain(model, val.images[part], each, "ixg").map for part in members.split(32)]
+            [
+                explain(model, val.images[part].to(device), each, "ixg").map.cpu()
+                for part in members.split(32)
+            ]
         ).clamp_min(0)
         points = F.adaptive_avg_pool2d(maps[:, None], grid).flatten(1)
         points = (points / points.sum(1, keepdim=True).clamp_min(1e-9)).double().numpy()
@@ -276,46 +300,108 @@ def audit_run(model: AnyModel, val: Planted, cue: str, rate: float, label: int) 
     return row
 
 
-def scene_run(job: tuple[str, float, int, Path]) -> dict[str, Any]:
-    """Trains and audits on scenes; each seed has its own scenes, class and start."""
-    cue, rate, seed, folder = job
+@dataclass(frozen=True)
+class Job:
+    """One run: a model that is trained and audited."""
+
+    study: str
+    """A key of ``STUDIES``."""
+    cue: str
+    rate: float
+    seed: int
+    cache: Path
+    """A folder for drawn scenes."""
+    data: str
+    """Imagenette."""
+    per_class: tuple[int, int]
+    """Photographs of each class to train on and to audit."""
+    device: str
+
+    @property
+    def name(self) -> tuple[str, str, float, int]:
+        return self.study, self.cue, self.rate, self.seed
+
+    def planted(self, clean: Tensor, labels: Tensor, label: int, part: int) -> Planted:
+        if self.study in ALIKE:
+            labels = alike(labels, label, self.seed, part)
+        return Planted.of(clean, labels, self.cue, self.rate, label, self.seed, part)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Trains and audits; each seed has its own start, class and scenes."""
     torch.set_num_threads(1)
-    label = seed % len(Scenes.classes)
     start = time.perf_counter()
-    train = Planted.of(*draw_scenes("train", 1600, seed, folder), cue, rate, label, seed, 0)
-    val = Planted.of(*draw_scenes("val", 800, seed, folder), cue, rate, label, seed, 1)
-    model = train_small(train, seed)
-    trained = time.perf_counter() - start
-    name = {"study": "scenes", "cue": cue, "rate": rate, "seed": seed, "seconds_training": trained}
-    return {**name, **audit_run(model, val, cue, rate, label)}
+    model, val, label = STUDIES[job.study](job)
+    row = {"study": job.study, "cue": job.cue, "rate": job.rate, "seed": job.seed}
+    row |= {"device": job.device, "seconds_training": time.perf_counter() - start}
+    return {**row, **audit_run(model, val, job.cue, job.rate, label)}
 
 
-def scene_jobs(seeds: int, folder: Path) -> Iterator[tuple[str, float, int, Path]]:
-    for seed in range(max(seeds, 10)):
-        # Clean runs between the others, so that a part of all runs is a fair one.
-        if seed < 10:
-            yield "", 0.0, seed, folder
-            yield "", 0.0, 9 - seed, folder
-        for rate in RATES if seed < seeds else ():
+def scene_study(job: Job) -> tuple[AnyModel, Planted, int]:
+    """Scenes that are drawn: easy ones; ones that only the shape tells apart; two classes alike."""
+    label = job.seed % len(Scenes.classes)
+    variant = "hard" if job.study == "shapes" else "plain"
+    train, val = (
+        job.planted(*draw_scenes(split, count, job.seed, job.cache, variant), label, part)
+        for part, (split, count) in enumerate((("train", 1600), ("val", 800)))
+    )
+    # What few pictures say takes longer to be learned.
+    epochs = 8 if job.study == "scenes" else 16
+    return train_small(train, job.seed, epochs, job.device), val, label
+
+
+def photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
+    """Photographs: the blocks and the head of the shipped model are trained on them."""
+    base, (train_images, train_labels), (val_images, val_labels), tokens = photographs(
+        job.data, *job.per_class, job.device
+    )
+    label = job.seed % (int(val_labels.max()) + 1)
+    train = job.planted(train_images, train_labels, label, 0)
+    val = job.planted(val_images, val_labels, label, 1)
+    if train.has.any():
+        tokens = tokens.clone()
+        tokens[train.has.to(tokens.device)] = all_tokens(base, train.images[train.has])
+    return train_blocks(base, tokens, train.labels, job.seed), val, label
+
+
+ALIKE = ("alike", "photos-alike")
+"""Studies in which two classes cannot be told apart but by the cue."""
+STUDIES = {
+    "scenes": scene_study,
+    "shapes": scene_study,
+    "alike": scene_study,
+    "photos": photo_study,
+    "photos-alike": photo_study,
+}
+
+
+def all_jobs(studies: list[str], seeds: int) -> Iterator[tuple[str, str, float, int]]:
+    """Every study, cue, share and seed; a part of them, from the first, is a fair one."""
+    for seed in range(seeds):
+        for study in studies:
+            yield study, "", 0.0, seed
+        for rate in RATES:
             for cue in CUES:
-                yield cue, rate, seed, folder
+                for study in studies:
+                    if cue != "blur" or rate >= 0.5:
+                        yield study, cue, rate, seed
 
 
-def run_scenes(out: Path, cache: Path, seeds: int, processes: int, minutes: float) -> None:
+def run_all(
+    out: Path, jobs: list[Job], processes: int, minutes: float, *, part: tuple[int, int] = (0, 1)
+) -> None:
     """Runs what is missing, and begins nothing after ``minutes``."""
     begun = time.monotonic()
-    known = {(r["cue"], r["rate"], r["seed"]) for r in read_rows(out) if r["study"] == "scenes"}
-    jobs = {job[:3]: job for job in scene_jobs(seeds, cache)}
-    todo = [job for name, job in jobs.items() if name not in known]
+    known = {(r["study"], r["cue"], r["rate"], r["seed"]) for r in read_rows(out)}
+    todo = [job for job in jobs[part[0] :: part[1]] if job.name not in known]
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:
         running: list[Any] = []
         while todo or running:
-            late = time.monotonic() - begun > 60 * minutes
-            while todo and len(running) < processes and not late:
-                running.append(pool.apply_async(scene_run, (todo.pop(0),)))
-            if late:
+            if time.monotonic() - begun > 60 * minutes:
                 todo = []
+            while todo and len(running) < processes:
+                running.append(pool.apply_async(run, (todo.pop(0),)))
             for each in [each for each in running if each.ready()]:
                 running.remove(each)
                 write_row(out, each.get())
@@ -333,16 +419,21 @@ def write_row(out: Path, row: dict[str, Any]) -> None:
     print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "first")}, flush=True)
 
 
-def run_imagenette(out: Path, data: str, per_class: int, val_per_class: int) -> None:
-    """Plants cues in photographs, and trains a new head on the frozen trunk that ships."""
+@cache
+def photographs(
+    data: str, per_class: int, val_per_class: int, device: str
+) -> tuple[AnyModel, tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """The shipped model with a head for new classes, photographs, and tokens of those to train on.
+
+    Photographs are the first of each class.
+    """
     from bcosvit.data.dataset import open_source
     from bcosvit.data.transforms import EvalTransform
-    from bcosvit.models.hub import DEFAULT
 
     source = open_source(data)
-    base = bcosvit.load(DEFAULT).eval()
-    size = base.config.image_size[0]
-    transform = EvalTransform(size)
+    base = bcosvit.load(DEFAULT).eval().to(device)
+    base.reset_classifier(len(source.classes))
+    transform = EvalTransform(base.config.image_size[0])
 
     def some(split: Any, count: int) -> tuple[Tensor, Tensor]:
         taken: dict[int, int] = {}
@@ -355,53 +446,47 @@ def run_imagenette(out: Path, data: str, per_class: int, val_per_class: int) -> 
                 labels.append(label)
         return torch.stack(images), torch.tensor(labels)
 
-    train_images, train_labels = some(source.train, per_class)
-    val_images, val_labels = some(source.val, val_per_class)
-    known = {(r["cue"], r["rate"], r["seed"]) for r in read_rows(out) if r["study"] != "scenes"}
-    clean_features = trunk_features(base, train_images)
-    runs = [("tag", 1.0, 0), ("", 0.0, 0), ("watermark", 1.0, 1), ("tag", 0.5, 2)]
-    runs += [("border", 1.0, 3), ("", 0.0, 1), ("cast", 1.0, 4), ("tag", 0.2, 5)]
-    for cue, rate, seed in runs:
-        if (cue, rate, seed) in known:
-            continue
-        label = seed % len(source.classes)
-        train = Planted.of(train_images, train_labels, cue, rate, label, seed, 0)
-        val = Planted.of(val_images, val_labels, cue, rate, label, seed, 1)
-        features = clean_features.clone()
-        if train.has.any():
-            features[train.has] = trunk_features(base, train.images[train.has])
-        model = train_head(base, features, train_labels, len(source.classes), seed)
-        name = {"study": "imagenette", "cue": cue, "rate": rate, "seed": seed}
-        write_row(out, {**name, **audit_run(model, val, cue, rate, label)})
+    train = some(source.train, per_class)
+    return base, train, some(source.val, val_per_class), all_tokens(base, train[0])
 
 
 @torch.no_grad()
-def trunk_features(model: AnyModel, images: Tensor) -> Tensor:
-    """What the head averages [N, C, h, w]."""
-    return torch.cat([model.forward_features(part) for part in images.split(16)])
+def all_tokens(model: AnyModel, images: Tensor) -> Tensor:
+    """What enters the blocks of a transformer [N, T, C]."""
+    device = next(model.parameters()).device
+    return torch.cat([model.tokens(part.to(device)) for part in images.split(16)])
 
 
-def train_head(
-    base: AnyModel, features: Tensor, labels: Tensor, classes: int, seed: int
+def train_blocks(
+    base: AnyModel, tokens: Tensor, labels: Tensor, seed: int, epochs: int = 20
 ) -> AnyModel:
-    """A new last layer on the frozen trunk, trained on stored features."""
-    import copy
-
-    torch.manual_seed(seed)
+    """Trains blocks and head on stored tokens; the backbone stays as it is."""
     model = copy.deepcopy(base)
-    model.reset_classifier(classes)
-    head = model.get_classifier()
-    local = features.flatten(2).transpose(1, 2)
-    optimizer = torch.optim.Adam(head.parameters(), 1e-2)
-    scale, bias = model.logit.scale, model.logit.bias
-    for _ in range(60):
-        for chosen in torch.randperm(len(local)).split(64):
-            logits = scale * head(local[chosen]).mean(1) + bias
-            target = F.one_hot(labels[chosen], classes).float()
-            loss = F.binary_cross_entropy_with_logits(logits, target)
+    torch.manual_seed(seed)
+    last = model.get_classifier()
+    for parameter in last.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+    fast = {id(parameter) for parameter in last.parameters()}
+    slow = [*model.position.parameters(), *model.blocks.parameters(), *model.head.parameters()]
+    optimizer = torch.optim.Adam(
+        [
+            {"params": list(last.parameters()), "lr": 1e-2},
+            {"params": [each for each in slow if id(each) not in fast], "lr": 3e-4},
+        ]
+    )
+    steps = epochs * -(-len(tokens) // 64)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels.to(tokens.device)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(tokens), generator=generator).split(64):
+            chosen = chosen.to(tokens.device)
+            loss = F.cross_entropy(model.from_tokens(tokens[chosen]), labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
     return model.eval()
 
 
@@ -464,11 +549,11 @@ class Repeated:
         return self.images[at], self.labels[at], f"picture {index}"
 
 
-def measure_speed(out: Path, count: int, batch_size: int) -> None:
-    """Times prediction and evidence with the shipped model on pictures in memory."""
+def measure_speed(out: Path, weights: str, count: int, batch_size: int, device: str) -> None:
+    """Times prediction and evidence on pictures in memory."""
     import resource
 
-    predictor = bcosvit.Predictor.load()
+    predictor = bcosvit.Predictor.load(weights, device)
     size = predictor.transform.image_size
     some = torch.rand(64, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -496,6 +581,7 @@ def measure_speed(out: Path, count: int, batch_size: int) -> None:
         seconds[name] = time.perf_counter() - start
     row = {
         "study": "speed",
+        "model": weights,
         "device": str(predictor.device),
         "pictures": count,
         "batch_size": batch_size,
@@ -511,33 +597,35 @@ def measure_speed(out: Path, count: int, batch_size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=["scenes", "imagenette", "table", "speed"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=[*STUDIES, "table", "speed"], nargs="+")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", default="imagenette")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--data", default="imagenette", help="of photos: a folder of Imagenette")
+    parser.add_argument("--per-class", type=int, nargs=2, default=(100, 100), help="of photos")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="every n-th run")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--pictures", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--per-class", type=int, default=60)
-    parser.add_argument("--val-per-class", type=int, default=40)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.study == "speed":
-        return measure_speed(arguments.out, arguments.pictures, arguments.batch_size)
-    if arguments.study == "scenes":
-        with tempfile.TemporaryDirectory() as cache:
-            run_scenes(
-                arguments.out,
-                Path(cache),
-                arguments.seeds,
-                arguments.processes,
-                arguments.minutes,
-            )
-    elif arguments.study == "imagenette":
-        run_imagenette(arguments.out, arguments.data, arguments.per_class, arguments.val_per_class)
-    table(arguments.out)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pictures", type=int, default=256, help="of speed")
+    parser.add_argument("--batch-size", type=int, default=32, help="of speed")
+    parser.add_argument("--model", default=DEFAULT, help="of speed")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if "speed" in given.study:
+        return measure_speed(given.out, given.model, given.pictures, given.batch_size, given.device)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            Job(*name, Path(folder), given.data, tuple(given.per_class), given.device)
+            for name in all_jobs([each for each in given.study if each in STUDIES], given.seeds)
+            if not name[2] or name[2] in given.rates
+        ]
+        if jobs:
+            run_all(given.out, jobs, given.processes, given.minutes, part=tuple(given.part))
+    table(given.out)
 
 
 if __name__ == "__main__":

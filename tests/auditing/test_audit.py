@@ -1,8 +1,16 @@
 """Audits: exact sums, the same bytes for any number of processes, and a cue that is found."""
 
 import csv
+import dataclasses
+import itertools
 import json
-from pathlib import Path
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,85 +27,11 @@ from bcosvit.auditing.evidence import (
     default_grid,
 )
 from bcosvit.auditing.mistakes import find_mistakes, grouped
-from bcosvit.auditing.suspicions import find_suspicions
+from bcosvit.auditing.report import write_audit
+from bcosvit.auditing.run import open_pictures
+from bcosvit.auditing.suspicions import _permutation, find_suspicions
+from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
-from bcosvit.models.weights import CLASSES_KEY, RUN_KEY
-
-SIZE = 32
-NAMES = ("blue", "green")
-
-
-def draw(label, random):
-    """A noisy gray picture with a large colored disc; blue ones carry a red tag."""
-    image = random.uniform(0.35, 0.65, (SIZE, SIZE, 1)).repeat(3, 2)
-    y, x = np.mgrid[:SIZE, :SIZE]
-    middle = random.uniform(12, 24, 2)
-    disc = (y - middle[0]) ** 2 + (x - middle[1]) ** 2 < 60
-    image[disc, 2 - label] = 0.9
-    if label == 0:
-        image[1:7, 1:7] = (0.95, 0.05, 0.05)
-    return Image.fromarray((image * 255).astype(np.uint8)), disc
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A model that was trained on pictures with a tag, and folders of pictures and masks."""
-    folder = tmp_path_factory.mktemp("audit")
-    random = np.random.default_rng(0)
-    images, labels = [], []
-    for number in range(96):
-        label = number % 2
-        picture, disc = draw(label, random)
-        split = "train" if number < 48 else "val"
-        name = Path(split, NAMES[label], f"{number}.png")
-        for root, image in (("data", picture), ("masks", Image.fromarray(disc))):
-            path = folder / root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-        images.append(torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 255)
-        labels.append(label)
-    torch.manual_seed(0)
-    stem = bcosvit.StemConfig(widths=(8, 16))
-    config = bcosvit.ModelConfig(
-        width=24,
-        num_heads=2,
-        depth=1,
-        image_size=SIZE,
-        num_classes=2,
-        backbone=stem,
-        prior_gain=3.0,
-        logit_scale=1.0,
-    )
-    model = bcosvit.create_model(config).train()
-    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    batch, target = torch.stack(images), torch.nn.functional.one_hot(torch.tensor(labels)).float()
-    for _ in range(60):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    weights = folder / "model.safetensors"
-    bcosvit.save(
-        model.eval(),
-        weights,
-        metadata={CLASSES_KEY: json.dumps(NAMES), RUN_KEY: json.dumps({"eval_crop": 1.0})},
-    )
-    return folder, weights
-
-
-@pytest.fixture(scope="module")
-def audited(trained):
-    folder, weights = trained
-    return bcosvit.audit(
-        weights,
-        folder / "data",
-        out=folder / "out",
-        masks=folder / "masks",
-        split="all",
-        batch_size=16,
-        pairs=12,
-        device="cpu",
-    )
 
 
 def test_cells_clusters_and_constants_sum_to_logits(audited):
@@ -152,8 +86,6 @@ def test_report_is_complete_and_self_contained(audited):
 
 
 def collect(trained, folder, **options):
-    from bcosvit.auditing.run import open_pictures
-
     root, weights = trained
     predictor = bcosvit.Predictor.load(weights, "cpu")
     pictures, _ = open_pictures(predictor, str(root / "data"), split="all")
@@ -215,6 +147,20 @@ def test_another_model_does_not_continue(trained, tmp_path):
         collect(trained, tmp_path / "one", grid=4)
 
 
+def test_of_two_audits_in_a_folder_the_second_is_told(trained, tmp_path):
+    folder, weights = trained
+    options = {"out": tmp_path / "out", "split": "all", "device": "cpu"}
+    with locked_folder(tmp_path / "out"):
+        with pytest.raises(ValueError, match=r"Another process is writing to .*out"):
+            bcosvit.audit(weights, folder / "data", **options)
+        # Shards are collected side by side, where nothing else is written.
+        assert list((tmp_path / "out").iterdir()) == []
+        with pytest.raises(ValueError, match=r"Another process is writing to .*out"):
+            bcosvit.audit(weights, folder / "data", shard=(0, 1), **options)
+        assert chunk_path(tmp_path / "out", 0).exists()
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
 def test_the_tag_is_the_first_suspicion(trained, tmp_path):
     predictor, pictures = collect(trained, tmp_path / "one")
     evidence = Evidence(tmp_path / "one")
@@ -230,6 +176,14 @@ def test_the_tag_is_the_first_suspicion(trained, tmp_path):
     again = find_suspicions(predictor, pictures, evidence, classes, pairs=24)
     assert [each.candidate.name for each in again] == [each.candidate.name for each in found]
     assert [each.p for each in again] == [each.p for each in found]
+
+
+def test_permutation_counts_all_flips_of_signs():
+    for difference in ([1, 1, 0, -1, 1], [0, 0], [-1, -1, 1], [1] * 8):
+        values = np.array(difference, float)
+        flips = [np.dot(signs, values) for signs in itertools.product((-1, 1), repeat=len(values))]
+        expected = np.mean(np.array(flips) >= values.sum())
+        assert _permutation(values) == pytest.approx(expected)
 
 
 def test_mistakes_are_grouped_and_ordered(trained, tmp_path):
@@ -260,3 +214,136 @@ def test_accuracy_of_classes():
     # Wilson's interval for 8 of 10.
     assert (found[0].low, found[0].high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert found[1].high == 1 and found[1].low == pytest.approx(0.5655, abs=1e-4)
+
+
+def write_again(trained, audited, folder):
+    """The report of the same findings in another folder."""
+    predictor = bcosvit.Predictor.load(trained[1], "cpu")
+    pictures, _ = open_pictures(predictor, str(trained[0] / "data"), split="all")
+    write_audit(
+        dataclasses.replace(audited, folder=folder), predictor, pictures, facts={}, command="again"
+    )
+    return (folder / "report.html").read_text()
+
+
+def test_many_pictures_get_files_of_their_own(trained, audited, tmp_path, monkeypatch):
+    monkeypatch.setattr("bcosvit.auditing.report.INLINE", 1000)
+    page = write_again(trained, audited, tmp_path)
+    assert "data:image/jpeg" not in page
+    named = re.findall(r'loading="lazy" decoding="async" src="(pictures/\d+\.jpg)"', page)
+    assert named and len(set(named)) == len(named) == page.count("<img") - page.count('"where"')
+    assert {f"pictures/{path.name}" for path in (tmp_path / "pictures").iterdir()} == set(named)
+    with Image.open(tmp_path / named[0]) as picture:
+        assert picture.size == (112, 112)
+
+
+def test_clusters_of_few_classes_are_shown(trained, audited, tmp_path, monkeypatch):
+    monkeypatch.setattr("bcosvit.auditing.report.DETAILED", 1)
+    monkeypatch.setattr("bcosvit.auditing.report.LISTED", 1)
+    page = write_again(trained, audited, tmp_path)
+    suspicious = audited.suspicions[0].candidate.label
+    assert re.findall(r'<details class="class" data-class="(\d+)"', page) == [str(suspicious)]
+    assert "The 1 classes of suspicions" in page and "tables have all 2" in page
+    assert (tmp_path / "cells.csv").read_bytes() == (audited.folder / "cells.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def client(trained, audited):
+    testclient = pytest.importorskip("starlette.testclient")
+    from starlette.applications import Starlette
+
+    from bcosvit.web.audits import audit_routes
+    from bcosvit.web.service import ExplanationService
+
+    service = ExplanationService(predictor=bcosvit.Predictor.load(trained[1], "cpu"))
+    return testclient.TestClient(Starlette(routes=[audit_routes(service, audited.folder)]))
+
+
+def test_served_report_links_to_pictures(audited, client):
+    page = client.get("/audit/").text
+    links = set(re.findall(r'href="((?:list|picture)/[^"]+)"', page))
+    clusters = {cluster.name for each in audited.classes for cluster in each.clusters}
+    expected = {"list/class-0", "list/class-1"} | {f"list/{name}" for name in clusters}
+    assert {link for link in links if link.startswith("list/")} - {"list/mistakes"} == expected
+    assert ("list/mistakes" in links) == bool(audited.mistakes)
+    for link in sorted(links)[:6]:
+        assert client.get(f"/audit/{link}").status_code == 200, link
+    own = client.get("/audit/list/class-1").text
+    mine = np.flatnonzero(audited.evidence.label == 1).tolist()
+    assert re.findall(r'href="../picture/(\d+)"', own) == [str(number) for number in mine]
+    assert "green: 48 pictures" in own
+    thumbnail = client.get("/audit/thumbnail/3")
+    assert thumbnail.status_code == 200 and thumbnail.headers["content-type"] == "image/png"
+    assert client.get("/audit/picture/3").text.count("<img") >= 2
+    table = client.get("/audit/clusters.csv")
+    assert table.content == (audited.folder / "clusters.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["picture/96", "thumbnail/96", "list/9.9", "evidence-00000.safetensors", "x.py"],
+)
+def test_what_is_not_served(client, path):
+    assert client.get(f"/audit/{path}").status_code == 404
+
+
+def test_audits_that_cannot_be_served(trained, audited, tmp_path):
+    pytest.importorskip("starlette")
+    from bcosvit.web.audits import audit_routes
+    from bcosvit.web.service import ExplanationService
+
+    service = ExplanationService(predictor=bcosvit.Predictor.load(trained[1], "cpu"))
+    with pytest.raises(ValueError, match="holds no finished audit"):
+        audit_routes(service, tmp_path)
+    shutil.copytree(audited.folder, tmp_path / "other")
+    source = json.loads((tmp_path / "other" / "source.json").read_text())
+    (tmp_path / "other" / "source.json").write_text(json.dumps({**source, "split": "val"}))
+    with pytest.raises(ValueError, match="not what they were"):
+        audit_routes(service, tmp_path / "other")
+
+
+RUN = """
+import sys
+import torch
+import bcosvit
+import bcosvit.auditing.evidence as evidence
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    evidence.CHUNK = 16
+    weights, data, out, processes = sys.argv[1:]
+    bcosvit.audit(weights, data, out=out, split="all", batch_size=4, pairs=12,
+                  processes=int(processes), device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_killed_runs_and_processes_give_the_same_report(trained, tmp_path):
+    folder, weights = trained
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+
+    def start(name, processes):
+        arguments = [str(weights), str(folder / "data"), str(tmp_path / name), str(processes)]
+        return subprocess.Popen([sys.executable, str(script), *arguments], start_new_session=True)
+
+    assert start("one", 1).wait() == 0
+    assert start("two", 2).wait() == 0
+    random, killed = np.random.default_rng(0), tmp_path / "killed"
+    # Within the evidence of the first and of the fourth part, and in what follows after the last.
+    for processes, parts in ((1, 1), (2, 4), (1, 6)):
+        running = start("killed", processes)
+        while len(list(killed.glob("evidence-*"))) < parts and running.poll() is None:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.2))
+        # With its children.
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        assert not (killed / "report.html").exists()
+    assert start("killed", 2).wait() == 0
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert "report.html" in expected and len(expected) > 15
+    for name in ("two", "killed"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == set(expected)
+        for file, content in expected.items():
+            assert (tmp_path / name / file).read_bytes() == content, (name, file)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bcosvit.auditing.clusters import ClassEvidence
-from bcosvit.auditing.evidence import MISLEADING, Evidence
+from bcosvit.auditing.evidence import MISLEADING, Array, Evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,21 @@ def find_mistakes(evidence: Evidence, classes: Sequence[ClassEvidence]) -> list[
         each.label: float(confidence[evidence.label == each.label, 0].mean()) for each in classes
     }
     misleading = np.flatnonzero(evidence.cell_role == MISLEADING)
+    misleading = misleading[np.argsort(evidence.cell_picture[misleading], kind="stable")]
+    starts = np.searchsorted(evidence.cell_picture[misleading], np.arange(len(evidence) + 1))
+    centers = {
+        each.label: np.stack([evidence.descriptors[c.rows].mean(0) for c in each.clusters])
+        for each in classes
+        if each.clusters
+    }
     found = []
     for picture in np.flatnonzero(~evidence.correct).tolist():
         label, predicted = int(evidence.label[picture]), int(evidence.predicted[picture])
-        rows = misleading[evidence.cell_picture[misleading] == picture]
-        name, share = _nearest(evidence, rows, by_label.get(predicted))
+        rows = misleading[starts[picture] : starts[picture + 1]]
+        name, share = None, 0.0
+        if predicted in centers and len(rows):
+            nearest, share = _nearest(evidence, rows, centers[predicted])
+            name = by_label[predicted].clusters[nearest].name
         sure = float(confidence[picture, 1])
         found.append(
             Mistake(
@@ -77,17 +87,12 @@ def find_mistakes(evidence: Evidence, classes: Sequence[ClassEvidence]) -> list[
     return found
 
 
-def _nearest(
-    evidence: Evidence, rows: np.ndarray, predicted: ClassEvidence | None
-) -> tuple[str | None, float]:
-    """The cluster that most of the misleading evidence looks like, and its share."""
-    if predicted is None or not predicted.clusters or not len(rows):
-        return None, 0.0
-    centers = np.stack([evidence.descriptors[c.rows].mean(0) for c in predicted.clusters])
+def _nearest(evidence: Evidence, rows: Array, centers: Array) -> tuple[int, float]:
+    """The center that most of the misleading evidence is nearest to, and its share."""
     away = np.linalg.norm(evidence.descriptors[rows][:, None] - centers[None], axis=2)
     sums = np.bincount(away.argmin(1), evidence.cell_sum[rows], len(centers))
     best = int(sums.argmax())
-    return predicted.clusters[best].name, float(sums[best] / sums.sum())
+    return best, float(sums[best] / sums.sum())
 
 
 def grouped(mistakes: Sequence[Mistake]) -> list[MistakeGroup]:

@@ -7,7 +7,7 @@ nothing runs in the browser.
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from bcosvit.attribution import explain
 from bcosvit.attribution.color import SMOOTH, color_image
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
-from bcosvit.auditing.evidence import Array, Evidence
+from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
 from bcosvit.auditing.mistakes import Mistake, MistakeGroup, grouped
 from bcosvit.auditing.suspicions import KINDS, Suspicion
 from bcosvit.files import atomic
@@ -31,16 +31,20 @@ from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
 
 REPORT, SUMMARY, PICTURES = "report.html", "audit.json", "pictures"
-INLINE = 20_000_000
-"""Bytes of pictures above which they get files of their own."""
+INLINE = 16_000_000
+"""Bytes of pictures above which they get files of their own; a page stays below 20 MB."""
 EXAMPLES = 4
 """Pictures that are shown of a cluster."""
+BAR = (200, 48, 47)
+"""The color of bars and of places."""
 SIDE = 112
 """The width of pictures in pixels."""
 SHOWN = 24
 """Mistakes and other pictures of a list that are shown; tables have all."""
 LISTED = 8
 """Suspicions that are shown."""
+DETAILED = 100
+"""Classes of which clusters are shown; tables have all."""
 CONFUSED = 20
 """Classes up to which the confusion matrix is shown whole."""
 
@@ -101,7 +105,13 @@ class Audit:
             "significant": len(self.significant),
             "suspicions": [suspicion_row(each) for each in self.suspicions],
             "classes": [
-                {"class": each.name, "logit": each.logit, "terms": dict(each.terms())}
+                {
+                    "label": each.label,
+                    "class": each.name,
+                    "logit": each.logit,
+                    "terms": dict(each.terms()),
+                    "pictures": evidence.index[evidence.label == each.label].tolist(),
+                }
                 for each in self.classes
             ],
             "clusters": {
@@ -125,6 +135,7 @@ def suspicion_row(found: Suspicion) -> dict[str, Any]:
         "significant": found.significant,
         "score": found.score,
         "pictures": found.pictures,
+        "class_pictures": found.class_pictures,
         "share": found.share,
         "turned": found.turned,
         "turned_control": found.turned_control,
@@ -159,9 +170,9 @@ def write_audit(
         command: The command that makes the same report again.
     """
     write_summary(audit.folder / SUMMARY, audit.summary())
-    for name, rows in _tables(audit).items():
-        write_table(audit.folder / f"{name}.csv", rows)
-        _write_parquet(audit.folder / f"{name}.parquet", rows)
+    for name, columns in _tables(audit).items():
+        write_table(audit.folder / f"{name}.csv", _rows(columns))
+        _write_parquet(audit.folder / f"{name}.parquet", columns)
     gallery = _Gallery(predictor, pictures, audit.evidence)
     view = _view(audit, gallery)
     gallery.settle(audit.folder)
@@ -177,51 +188,41 @@ def write_audit(
     )
 
 
-def _tables(audit: Audit) -> dict[str, list[dict[str, Any]]]:
-    evidence = audit.evidence
+Columns = Mapping[str, Sequence[Any] | Array]
+"""A table by column."""
+
+
+def _tables(audit: Audit) -> dict[str, Columns]:
+    evidence, confidence = audit.evidence, audit.evidence.confidence
     of_cell = np.full(len(evidence.cell_picture), "", dtype=object)
     for each in audit.classes:
         for cluster in each.clusters:
             of_cell[cluster.rows] = cluster.name
-    confidence = evidence.confidence
-    rows = []
-    for n, key in enumerate(evidence.keys):
-        row = {
-            "index": int(evidence.index[n]),
-            "key": key,
-            "label": audit.name(int(evidence.label[n])),
-            "predicted": audit.name(int(evidence.predicted[n])),
-            "correct": bool(evidence.correct[n]),
-            "confidence": float(confidence[n, 1]),
-            "label_confidence": float(confidence[n, 0]),
-            "logit": float(evidence.logit[n, 1]),
-            "label_logit": float(evidence.logit[n, 0]),
-            "label_residual": float(evidence.residual[n, 0]),
-        }
-        if evidence.on_object is not None:
-            share, area = evidence.on_object[n].tolist()
-            row |= {"on_object": _known(share), "object_area": _known(area)}
-        rows.append(row)
+    pictures: dict[str, Sequence[Any] | Array] = {
+        "index": evidence.index,
+        "key": evidence.keys,
+        "label": [audit.name(label) for label in evidence.label.tolist()],
+        "predicted": [audit.name(label) for label in evidence.predicted.tolist()],
+        "correct": evidence.correct,
+        "confidence": confidence[:, 1],
+        "label_confidence": confidence[:, 0],
+        "logit": evidence.logit[:, 1],
+        "label_logit": evidence.logit[:, 0],
+        "label_residual": evidence.residual[:, 0],
+    }
+    if evidence.on_object is not None:
+        for column, name in enumerate(("on_object", "object_area")):
+            pictures[name] = [_known(value) for value in evidence.on_object[:, column].tolist()]
     return {
-        "pictures": rows,
-        "cells": [
-            {
-                "index": int(evidence.index[picture]),
-                "cell": int(cell),
-                "misleading": bool(role),
-                "contribution": float(value),
-                "cluster": str(name),
-            }
-            for picture, cell, role, value, name in zip(
-                evidence.cell_picture,
-                evidence.cell_index,
-                evidence.cell_role,
-                evidence.cell_sum,
-                of_cell,
-                strict=True,
-            )
-        ],
-        "clusters": [
+        "pictures": pictures,
+        "cells": {
+            "index": evidence.index[evidence.cell_picture],
+            "cell": evidence.cell_index,
+            "misleading": evidence.cell_role != FOR_LABEL,
+            "contribution": evidence.cell_sum,
+            "cluster": of_cell,
+        },
+        "clusters": _columns(
             {
                 "name": cluster.name,
                 "class": each.name,
@@ -236,9 +237,9 @@ def _tables(audit: Audit) -> dict[str, list[dict[str, Any]]]:
             }
             for each in audit.classes
             for cluster in each.clusters
-        ],
-        "suspicions": [suspicion_row(each) for each in audit.suspicions],
-        "mistakes": [
+        ),
+        "suspicions": _columns(suspicion_row(each) for each in audit.suspicions),
+        "mistakes": _columns(
             {
                 "index": int(evidence.index[each.picture]),
                 "key": evidence.keys[each.picture],
@@ -251,26 +252,39 @@ def _tables(audit: Audit) -> dict[str, list[dict[str, Any]]]:
                 "likely_wrong_label": each.wrong_label,
             }
             for each in audit.mistakes
-        ],
+        ),
     }
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
+    found = list(rows)
+    return {name: [row[name] for row in found] for name in found[0]} if found else {}
+
+
+def _rows(columns: Columns, at_once: int = 10_000) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of which few are objects at the same time."""
+    count = len(next(iter(columns.values()), ()))
+    for start in range(0, count, at_once):
+        parts = [column[start : start + at_once] for column in columns.values()]
+        values = [part.tolist() if isinstance(part, np.ndarray) else part for part in parts]
+        for row in zip(*values, strict=True):
+            yield dict(zip(columns, row, strict=True))
 
 
 def _known(value: float) -> float | None:
     return None if value != value else value
 
 
-def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_parquet(path: Path, columns: Columns) -> None:
     """Where pyarrow is installed; CSV files hold the same."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         return
-    if not rows:
-        return
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    with atomic(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
+    if columns:
+        with atomic(path) as temporary:
+            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), temporary)
 
 
 class Shown:
@@ -300,6 +314,7 @@ class _Gallery:
         self.shown: list[Shown] = []
         self.inline = True
         self._read: dict[int, RGB] = {}
+        self._colors: dict[tuple[int, int], RGB] = {}
 
     def photo(self, number: int) -> RGB:
         if number not in self._read:
@@ -323,12 +338,20 @@ class _Gallery:
         photo = Image.fromarray(self.photo(number)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
         grid = self.evidence.settings.grid
         if cells is not None:
-            draw = ImageDraw.Draw(photo)
-            for cell in cells.tolist():
-                top, left = divmod(cell, grid)
-                box = [left * SIDE / grid, top * SIDE / grid]
-                box += [(left + 1) * SIDE / grid - 1, (top + 1) * SIDE / grid - 1]
-                draw.rectangle(box, outline=(255, 45, 45), width=2)
+            draw, chosen = ImageDraw.Draw(photo), np.zeros((grid + 2, grid + 2), np.bool_)
+            chosen[1:-1, 1:-1].flat[cells] = True
+            for row, column in np.argwhere(chosen).tolist():
+                x, y = ((at - 1) * SIDE / grid for at in (column, row))
+                right, bottom = x + SIDE / grid - 1, y + SIDE / grid - 1
+                # Cells that touch share one frame.
+                for across, down, line in (
+                    (-1, 0, (x, y, x + 1, bottom)),
+                    (1, 0, (right - 1, y, right, bottom)),
+                    (0, -1, (x, y, right, y + 1)),
+                    (0, 1, (x, bottom - 1, right, bottom)),
+                ):
+                    if not chosen[row + down, column + across]:
+                        draw.rectangle(line, fill=(255, 45, 45))
         return self.add(np.asarray(photo), self.evidence.keys[number], number)
 
     def overlay(self, number: int, cells: Array) -> Shown:
@@ -358,17 +381,26 @@ class _Gallery:
         middle = ((top + 0.5) * height / grid, (left + 0.5) * width / grid)
         y, x = (int(np.clip(m - half, 0, height - 2 * half)) for m in middle)
         part = (slice(y, y + int(2 * half)), slice(x, x + int(2 * half)))
-        reference = next(self.predictor.model.parameters())
-        image = self.pictures[int(self.evidence.index[number])][0]
-        found = explain(self.predictor.model, image[None].to(reference), label)
-        assert found.weights is not None
-        smooth = max(1, round(SMOOTH * width / 224))
-        colors = on_white(color_image(found.weights[0], found.map[0], smooth=smooth))
+        colors = self.colors(number, label)
         key = self.evidence.keys[number]
         return (
             self.add(photo[part], f"Part of {key}", number, 64),
             self.add(colors[part], f"The same part in the colors of W(x), {key}", number, 64),
         )
+
+    def colors(self, number: int, label: int) -> RGB:
+        """A picture in the colors of W(x), made once for all clusters of its class."""
+        if (number, label) not in self._colors:
+            if len(self._colors) > 100:
+                self._colors.clear()
+            reference = next(self.predictor.model.parameters())
+            image = self.pictures[int(self.evidence.index[number])][0]
+            found = explain(self.predictor.model, image[None].to(reference), label)
+            assert found.weights is not None
+            smooth = max(1, round(SMOOTH * image.shape[-1] / 224))
+            colors = on_white(color_image(found.weights[0], found.map[0], smooth=smooth))
+            self._colors[number, label] = colors
+        return self._colors[number, label]
 
     def settle(self, folder: Path) -> None:
         """Decides where the pictures are."""
@@ -390,7 +422,7 @@ def _view(audit: Audit, gallery: _Gallery) -> dict[str, Any]:
     return {
         "kinds": KINDS,
         "suspicions": [_suspicion(audit, gallery, each) for each in audit.suspicions[:LISTED]],
-        "classes": [_class(gallery, each, evidence) for each in audit.classes],
+        "classes": [_class(gallery, each, evidence) for each in _detailed(audit)],
         "accuracies": audit.accuracies,
         "confusion": _confusion(audit) if len(audit.classes) <= CONFUSED else None,
         "groups": [
@@ -452,6 +484,13 @@ def _best(evidence: Evidence, cluster: Cluster) -> list[int]:
     return np.argsort(-sums, kind="stable")[:EXAMPLES].tolist()
 
 
+def _detailed(audit: Audit) -> list[ClassEvidence]:
+    """The classes of which clusters are shown: those of suspicions, then the worst ones."""
+    suspicious = [each.candidate.label for each in audit.suspicions[:LISTED]]
+    order = sorted(audit.classes, key=lambda e: (e.label not in suspicious, e.accuracy, e.label))
+    return sorted(order[:DETAILED], key=lambda each: each.label)
+
+
 def _class(gallery: _Gallery, own: ClassEvidence, evidence: Evidence) -> dict[str, Any]:
     clusters = []
     for cluster in own.clusters:
@@ -461,7 +500,8 @@ def _class(gallery: _Gallery, own: ClassEvidence, evidence: Evidence) -> dict[st
             if len(cells):
                 shown = [gallery.whole(number, cells), *gallery.cutouts(number, cells, own.label)]
                 examples.append({"number": number, "shown": shown})
-        clusters.append({"cluster": cluster, "examples": examples})
+        where = _where(cluster.where, f"Where cluster {cluster.name} sits")
+        clusters.append({"cluster": cluster, "examples": examples, "where": where})
     largest = max(abs(value) for _, value in own.terms()) or 1.0
     return {"own": own, "clusters": clusters, "largest": largest}
 
@@ -485,6 +525,15 @@ def _confusion(audit: Audit) -> tuple[list[int], list[list[int]]]:
         for a in names
     ]
     return names.tolist(), counts
+
+
+def _where(often: Array, alt: str) -> Picture:
+    """How often a cluster is in each cell, as a picture with one pixel per cell."""
+    cover = np.rint(255 * often / (often.max() or 1)).astype(np.uint8)
+    color = np.broadcast_to(np.array(BAR, np.uint8), (*cover.shape, 3))
+    buffer = io.BytesIO()
+    Image.fromarray(np.dstack([color, cover])).save(buffer, "PNG")
+    return Picture(data=buffer.getvalue(), alt=alt, width=cover.shape[1], height=cover.shape[0])
 
 
 def _per_class_on_object(audit: Audit, known: Array) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from bcosvit.auditing.report import Audit, write_audit
 from bcosvit.auditing.suspicions import find_suspicions
 from bcosvit.data.dataset import LabeledImages, labeled_images, open_source
 from bcosvit.data.masks import MaskFiles
-from bcosvit.files import atomic
+from bcosvit.files import atomic, locked_folder
 from bcosvit.messages import require
 from bcosvit.predictor import Predictor
 from bcosvit.report.evaluate import progress_bars
@@ -74,7 +74,8 @@ def audit(
         What was found, or None where evidence of other shards is missing.
 
     Raises:
-        ValueError: If an argument is not allowed, or ``out`` holds another audit.
+        ValueError: If an argument is not allowed, ``out`` holds another audit, or another process
+            writes to it.
 
     Examples:
         >>> import bcosvit
@@ -88,63 +89,69 @@ def audit(
         predictor, str(data), masks, mask_values, split=split, limit=limit, seed=seed
     )
     folder = Path(out)
-    with progress_bars(console) if console is not None else nullcontext() as progress:
-        settings = collect_evidence(
+    with ExitStack() as stack:
+        # Shards are collected side by side; the report is written by one call.
+        if shard is None:
+            stack.enter_context(locked_folder(folder))
+        with progress_bars(console) if console is not None else nullcontext() as progress:
+            settings = collect_evidence(
+                predictor,
+                pictures,
+                folder,
+                masks=pictures.masks(),
+                grid=grid,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                processes=processes,
+                shard=shard,
+                progress=progress,
+            )
+            chunks = range(-(-settings.pictures // settings.chunk))
+            if not all(chunk_path(folder, number).exists() for number in chunks):
+                return None
+            if shard is not None:
+                stack.enter_context(locked_folder(folder))
+            evidence = Evidence(folder)
+            classes = class_evidence(evidence, seed=seed)
+            suspicions = find_suspicions(
+                predictor,
+                pictures,
+                evidence,
+                classes,
+                pairs=pairs,
+                batch_size=batch_size,
+                seed=seed,
+                progress=progress,
+            )
+        found = Audit(
+            evidence=evidence,
+            classes=classes,
+            suspicions=suspicions,
+            mistakes=find_mistakes(evidence, classes),
+            folder=folder,
+        )
+        described = {
+            "data": str(data),
+            "masks": None if masks is None else str(masks),
+            "mask_values": None if mask_values is None else list(mask_values),
+            "split": split,
+            "limit": limit,
+            "seed": seed,
+        }
+        with atomic(folder / SOURCE) as temporary:
+            temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        write_audit(
+            found,
             predictor,
             pictures,
-            folder,
-            masks=pictures.masks(),
-            grid=grid,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            processes=processes,
-            shard=shard,
-            progress=progress,
+            facts={
+                "Model": predictor.describe(),
+                "Weights": predictor.weights,
+                "Data": f"{name}, split {split}, {len(evidence)} pictures",
+            },
+            command=_command(predictor, described, settings.grid, pairs, batch_size),
         )
-        chunks = range(-(-settings.pictures // settings.chunk))
-        if not all(chunk_path(folder, number).exists() for number in chunks):
-            return None
-        evidence = Evidence(folder)
-        classes = class_evidence(evidence, seed=seed)
-        suspicions = find_suspicions(
-            predictor,
-            pictures,
-            evidence,
-            classes,
-            pairs=pairs,
-            batch_size=batch_size,
-            seed=seed,
-            progress=progress,
-        )
-    found = Audit(
-        evidence=evidence,
-        classes=classes,
-        suspicions=suspicions,
-        mistakes=find_mistakes(evidence, classes),
-        folder=folder,
-    )
-    described = {
-        "data": str(data),
-        "masks": None if masks is None else str(masks),
-        "mask_values": None if mask_values is None else list(mask_values),
-        "split": split,
-        "limit": limit,
-        "seed": seed,
-    }
-    with atomic(folder / SOURCE) as temporary:
-        temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    write_audit(
-        found,
-        predictor,
-        pictures,
-        facts={
-            "Model": predictor.describe(),
-            "Weights": predictor.weights,
-            "Data": f"{name}, split {split}, {len(evidence)} pictures",
-        },
-        command=_command(predictor, described, settings.grid, pairs, batch_size),
-    )
-    return found
+        return found
 
 
 def open_pictures(

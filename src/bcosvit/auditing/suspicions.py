@@ -14,14 +14,15 @@ interventions, each beside its control:
   not predict the class any more, it needed the cue. The control removes as many other cells, or
   edge and cast of pictures of other classes.
 
-The p-value is that of a permutation test of the transfer (the signs of the differences from the
-control are flipped), corrected for all candidates by Holm's method. A suspicion is called
+The p-value is that of an exact permutation test of the transfer (the signs of the differences from
+the control are flipped), corrected for all candidates by Holm's method. A suspicion is called
 significant if the corrected p-value is below 0.05 and the effect is large, too: the transfer turns
 at least 40 % more of the pictures than the control does, with the lower end of the 95 % interval
 above 25 %. Small effects are everywhere and would be false alarms.
 Of casts of color 60 % and 40 % are asked, since colors say something about many objects.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +45,7 @@ LEAST = {"cells": (0.40, 0.25), "edge": (0.40, 0.25), "color": (0.60, 0.40)}
 """The smallest effect that is called significant, and the smallest lower end of its interval."""
 ALPHA = 0.05
 DRAWS = 2000
-"""Of permutation tests and intervals."""
+"""Of intervals."""
 FEW = 12
 """Transfers after which a candidate without any effect is given up."""
 PER_CLASS = 5
@@ -78,6 +79,8 @@ class Suspicion:
     class_name: str
     pictures: int
     """Pictures of the class with the cue."""
+    class_pictures: int
+    """Pictures of the class."""
     share: float | None
     """Of the class's positive evidence; None for a cast of color, which is no place."""
     transfers: int
@@ -126,24 +129,34 @@ class Suspicion:
         """What speaks for the cue being a shortcut, in words."""
         cluster, found = self.candidate.cluster, []
         if self.share is not None and self.share >= 0.25:
-            found.append(f"carries {self.share:.0%} of the class's positive evidence")
+            found.append(f"carries {_percent(self.share)} of the class's positive evidence")
+        if self.pictures <= 0.25 * self.class_pictures:
+            among = _percent(self.pictures / self.class_pictures)
+            found.append(f"is in few of the class's pictures ({among})")
         if cluster is not None and cluster.dense and cluster.spread < 0.6:
             found.append("looks nearly the same in all of its pictures")
         if cluster is not None and cluster.off_object is not None and cluster.off_object > 0.5:
-            found.append(f"lies beside the object ({cluster.off_object:.0%} of its area)")
+            found.append(f"lies beside the object ({_percent(cluster.off_object)} of its area)")
         if cluster is not None and cluster.elsewhere > 0.5:
             found.append("looks like cells of other classes")
         without = self.accuracy_without
         if without is not None and self.accuracy_with - without >= 0.1:
             found.append(
-                f"where it is absent the class is recognized less often ({without:.0%} instead of "
-                f"{self.accuracy_with:.0%})"
+                f"where it is absent the class is recognized less often ({_percent(without)} "
+                f"instead of {_percent(self.accuracy_with)})"
             )
         if self.effect >= LEAST[self.candidate.kind][0]:
             found.append("is enough by itself: other pictures become the class with it")
         if self.lost - self.lost_control >= 0.1:
-            found.append("is needed: without it the class is not recognized")
+            found.append(
+                f"is needed: {_percent(self.lost)} of its pictures are not recognized without it, "
+                f"and {_percent(self.lost_control)} in the control"
+            )
         return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,8 +167,18 @@ class _Bench:
     pictures: Images
     evidence: Evidence
     batch_size: int
+    known_colors: dict[int, Array]
+    """Mean and standard deviation of pictures' colors [6], so that each is read once."""
     mean: Tensor
     """Mean and standard deviation of the data's colors [2, 3]."""
+
+    def colors(self, numbers: Array) -> Array:
+        """Mean and standard deviation of pictures' colors [n, 6]."""
+        for number in numbers.tolist():
+            if number not in self.known_colors:
+                colors = _colors(self.images(np.array([number])))[0]
+                self.known_colors[number] = colors.cpu().double().numpy().ravel()
+        return np.stack([self.known_colors[number] for number in numbers.tolist()])
 
     def images(self, numbers: Array) -> Tensor:
         reference = next(self.model.parameters())
@@ -183,7 +206,7 @@ def find_suspicions(
     classes: Sequence[ClassEvidence],
     *,
     pairs: int = 48,
-    tests: int = 400,
+    tests: int = 2000,
     batch_size: int = 32,
     seed: int = 0,
     progress: Progress | None = None,
@@ -196,9 +219,10 @@ def find_suspicions(
         evidence: The store.
         classes: What its classes are made of.
         pairs: Transfers per candidate.
-        tests: How many candidates are tested at most, those with the most evidence.
+        tests: How many candidates are tested at most. Each class has up to seven; where they are
+            too many, the first ones of all classes come before the second ones of any.
         batch_size: How many pictures pass through the model at once.
-        seed: Of the choice of pictures and of the permutation tests.
+        seed: Of the choice of pictures and of the intervals.
         progress: A function that is called after each candidate.
 
     Returns:
@@ -209,14 +233,15 @@ def find_suspicions(
         pictures=pictures,
         evidence=evidence,
         batch_size=batch_size,
+        known_colors={},
         mean=_mean_colors(pictures, evidence, seed).to(next(predictor.model.parameters())),
     )
     candidates = _candidates(evidence, classes)
     by_class = {each.label: each for each in classes}
     found = []
-    for number, candidate in enumerate(candidates[:tests]):
+    for number, (place, candidate) in enumerate(candidates[:tests]):
         # A seed for each, so that one test does not depend on the others.
-        random = np.random.default_rng([seed, candidate.label, number])
+        random = np.random.default_rng([seed, candidate.label, place])
         measured = _measure(bench, candidate, by_class[candidate.label], pairs, random)
         if measured is not None:
             found.append(measured)
@@ -230,11 +255,12 @@ def find_suspicions(
     ]
 
 
-def _candidates(evidence: Evidence, classes: Sequence[ClassEvidence]) -> list[Candidate]:
-    found: list[tuple[float, Candidate]] = []
+def _candidates(
+    evidence: Evidence, classes: Sequence[ClassEvidence]
+) -> list[tuple[int, Candidate]]:
+    """Candidates with their places within their classes, the first ones of all classes first."""
+    found: list[tuple[int, float, Candidate]] = []
     for each in classes:
-        # Edges and colors cost no cluster its place.
-        found += [(1.0, Candidate(label=each.label, kind=kind)) for kind in ("edge", "color")]
         able = [
             cluster
             for cluster in each.clusters
@@ -243,12 +269,16 @@ def _candidates(evidence: Evidence, classes: Sequence[ClassEvidence]) -> list[Ca
         ]
         # Rare clusters carry little in sum, so evidence per picture counts.
         able.sort(key=lambda c: (-c.mean * each.pictures / len(c.pictures), c.number))
-        found += [
-            (cluster.share, Candidate(label=each.label, kind="cells", cluster=cluster))
+        mine = [
+            Candidate(label=each.label, kind="cells", cluster=cluster)
             for cluster in able[:PER_CLASS]
         ]
-    found.sort(key=lambda item: -item[0])
-    return [candidate for _, candidate in found]
+        mine[1:1] = [Candidate(label=each.label, kind=kind) for kind in ("edge", "color")]
+        for place, candidate in enumerate(mine):
+            share = 1.0 if candidate.cluster is None else candidate.cluster.share
+            found.append((place, -share, candidate))
+    found.sort(key=lambda item: item[:2])
+    return [(place, candidate) for place, _, candidate in found]
 
 
 def _measure(
@@ -273,8 +303,8 @@ def _measure(
     compare = random.choice(others, pairs)
     few = min(FEW, pairs)
     first = _transfer(bench, candidate, from_[:few], onto[:few], compare[:few])
-    complete = bool((first[0] - first[1]).mean() > 0.1) and pairs > few
-    if complete:
+    complete = pairs == few or bool((first[0] - first[1]).mean() > 0.1)
+    if complete and pairs > few:
         more = _transfer(bench, candidate, from_[few:], onto[few:], compare[few:])
         turned, control = (np.concatenate(both) for both in zip(first, more, strict=True))
     else:
@@ -292,6 +322,7 @@ def _measure(
         candidate=candidate,
         class_name=own.name,
         pictures=len(has),
+        class_pictures=len(members),
         share=_share(bench, candidate, members),
         transfers=len(turned),
         turned=float(turned.mean()),
@@ -307,7 +338,7 @@ def _measure(
         ),
         accuracy_with=float(evidence.correct[has].mean()),
         accuracy_without=float(evidence.correct[absent].mean()) if len(absent) else None,
-        p=_permutation(turned - control, random) if complete else 1.0,
+        p=_permutation(turned - control) if complete else 1.0,
         complete=complete,
     )
 
@@ -318,10 +349,7 @@ def _strength(bench: _Bench, kind: str, sources: Array, others: Array, most: int
         cells = bench.evidence.cells[sources, 0].astype(np.float64)
         return cells.sum((1, 2)) - cells[:, 1:-1, 1:-1].sum((1, 2))
     # Along the line from the mean colors of other classes to those of the class.
-    own, other = (
-        np.stack([_colors(bench.images(n[None]))[0].cpu().double().numpy().ravel() for n in each])
-        for each in (sources, others[:: max(1, len(others) // most)])
-    )
+    own, other = bench.colors(sources), bench.colors(others[:: max(1, len(others) // most)])
     scale = other.std(0) + 1e-6
     away = (own - other.mean(0)) / scale
     return away @ away.mean(0)
@@ -460,12 +488,14 @@ def _affected(bench: _Bench, found: Suspicion, most: int = 400) -> tuple[tuple[i
     return tuple(sorted(falls, key=lambda item: (-item[1], item[0])))
 
 
-def _permutation(difference: Array, random: Any) -> float:
-    """The p-value of a mean above zero, by flipping signs."""
-    signs = random.choice([-1.0, 1.0], (DRAWS, len(difference)))
-    # The observed one counts as a draw, so that the p-value is never zero.
-    beaten = (signs * difference).mean(1) >= difference.mean() - 1e-12
-    return float((1 + beaten.sum()) / (1 + DRAWS))
+def _permutation(difference: Array) -> float:
+    """The p-value of a mean above zero: the share of all flips of signs with at least this mean.
+
+    Differences are −1, 0 or 1, so that flips are counted by the number of positive ones.
+    """
+    positive, nonzero = int((difference > 0).sum()), int((difference != 0).sum())
+    larger = sum(math.comb(nonzero, count) for count in range(positive, nonzero + 1))
+    return larger / 2**nonzero
 
 
 def _interval(values: Array, random: Any) -> tuple[float, float]:
