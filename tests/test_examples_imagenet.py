@@ -157,11 +157,40 @@ def test_depthwise_kernels(example, kernel: int, stride: int, size: int, channel
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     grad = torch.randn_like(expected)
     for ours, theirs in zip(
-        torch.autograd.grad(found, (x, weight), grad),
-        torch.autograd.grad(expected, (x, weight), grad),
+        torch.autograd.grad(found, (x, weight), grad, retain_graph=True),
+        torch.autograd.grad(expected, (x, weight), grad, retain_graph=True),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    # The gradient of a function of a gradient.
+    seconds = []
+    for output in (found, expected):
+        (row,) = torch.autograd.grad((output * grad).sum(), x, create_graph=True)
+        seconds += torch.autograd.grad((row * x.detach()).clamp(min=0).square().sum(), weight)
+    torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-3, atol=1e-3)
+
+
+def test_loss_on_explanations(example):
+    guide, convert, network = example("guide"), example("convert"), example("network")
+    torch.manual_seed(0)
+    shape = network.TransformerShape(depth=convert.depth_of(DEFAULT))
+    student = network.Student(EfficientNet().state_dict(), shape).eval()
+    convert.load_student(DEFAULT, student)
+    views, classes = torch.rand(4, 3, 64, 64), torch.tensor([3, 1, 4, 5])
+    maps = guide.contributions(student, views, classes)
+    with torch.no_grad():
+        logits, _ = student(network.patches(network.encode(views)))
+    chosen = logits.gather(1, classes[:, None])[:, 0]
+    torch.testing.assert_close(maps.sum((1, 2)), chosen, rtol=1e-4, atol=1e-4)
+    seen = F.one_hot(classes, 1000) * 20.0
+    loss, share = guide.energy_loss(student, views, seen)
+    assert 0 < share < 1
+    torch.testing.assert_close(loss.detach(), 1 - share)
+    loss.backward()
+    for layer in (student.stem, student.blocks[5].project, student.head, student.fc):
+        assert layer.weight.grad.isfinite().all() and layer.weight.grad.any()
+    # Nothing can be said where all four photographs are of one kind.
+    assert guide.energy_loss(student, views, seen[:1].expand(4, -1))[0] == 0
 
 
 def test_near_copies_are_excluded(tmp_path: Path, example):

@@ -122,6 +122,34 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
 depthwise_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _setup_second_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, grad, ctx.kernel, ctx.stride, _ = inputs
+    ctx.save_for_backward(x, weight, grad)
+    ctx.set_materialize_grads(False)
+
+
+def _second_backward(
+    ctx: Any, to_dx: Tensor | None, to_dw: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    """Both gradients are linear in ``grad``, the first also in the kernels, the second in x."""
+    x, weight, grad = ctx.saved_tensors
+    sizes = ctx.kernel, ctx.stride
+    to_x = to_weight = to_grad = None
+    if to_dx is not None:
+        to_dx = to_dx.contiguous()
+        to_grad = depthwise_forward(to_dx, weight, *sizes)
+        to_weight = depthwise_backward(to_dx, weight, grad, *sizes, True)[1].to(weight.dtype)
+    if to_dw is not None:
+        to_dw = to_dw.contiguous()
+        to_x = depthwise_backward(x, to_dw, grad, *sizes, False)[0]
+        more = depthwise_forward(x, to_dw, *sizes)
+        to_grad = more if to_grad is None else to_grad + more
+    return to_x, to_weight, to_grad, None, None, None
+
+
+depthwise_backward.register_autograd(_second_backward, setup_context=_setup_second_context)
+
+
 if triton is not None:
     # In all kernels: P positions of the result, H × W positions of the input, OH × OW of the
     # output, C channels; PAD zeros before each side, K × K kernels, stride S; a program computes

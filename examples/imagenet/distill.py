@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from convert import load_student
+from guide import energy_loss
 from network import (
     BLOCKS,
     STAGE_ENDS,
@@ -188,10 +189,10 @@ class Muon:
 class Optimizer:
     """Muon for the matrices but the stem and the classifier, Adam for everything else.
 
-    Factors and priors of transformer blocks get three times the rate.
+    Factors and priors of transformer blocks get ``quick`` times the rate of the latter.
     """
 
-    def __init__(self, loss: "Loss") -> None:
+    def __init__(self, loss: "Loss", quick: float = 3.0) -> None:
         student = loss.student
         matrices = [
             module.weight
@@ -199,16 +200,16 @@ class Optimizer:
             if isinstance(module, Bcos | UnitBcos | nn.Linear) and name not in ("stem", "fc")
         ]
         shifts = [adapter.bias for adapter in loss.adapters]  # follow the features' means quickly
-        quick = [
+        factors = [
             param
             for block in student.transformer_blocks
             for param in (block.attention_scale, block.mlp_scale, block.prior)
         ]
-        others = {id(param) for param in (*matrices, *shifts, *quick)}
+        others = {id(param) for param in (*matrices, *shifts, *factors)}
         rest = [param for param in loss.parameters() if id(param) not in others]
         groups = [
             {"params": params, "factor": factor}
-            for params, factor in ((rest, 0.6), (shifts, 10.0), (quick, 1.8))
+            for params, factor in ((rest, 0.6), (shifts, 10.0), (factors, 0.6 * quick))
             if params
         ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99), fused=student.t.is_cuda)
@@ -403,6 +404,21 @@ def parse_options() -> argparse.Namespace:
     add("--fade", type=float, help="the share in which constants fade (0.27; 0 with --resume)")
     add("--features", type=float, help="the weight of the features (1; 0 with --resume)")
     add("--depth", type=int, default=0, help="how many transformer blocks the student has")
+    add(
+        "--quick",
+        type=float,
+        default=3.0,
+        help="the learning rate of factors and priors of transformer blocks, as a multiple",
+    )
+    add(
+        "--guide",
+        type=float,
+        default=0.0,
+        help="the weight of the loss on explanations of mosaics (see guide.py)",
+    )
+    add("--guide-every", type=int, default=6, help="steps from one such loss to the next")
+    add("--guide-batch", type=int, default=48, help="mosaics in it")
+    add("--guide-size", type=int, default=224, help="their size in pixels")
     add("--mosaics", type=float, default=0.0, help="the share of views that show four photographs")
     add(
         "--mix-end",
@@ -419,6 +435,11 @@ def parse_options() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--device", default="cuda")
     add("--no-compile", action="store_true", help="do without torch.compile")
+    add(
+        "--compile-late",
+        action="store_true",
+        help="compile later phases when they begin, not before the start",
+    )
     options = parser.parse_args()
     for name, fresh in (("ramp", 0.22), ("fade", 0.27), ("features", 1.0)):
         if getattr(options, name) is None:
@@ -458,6 +479,18 @@ def main() -> None:
     if not options.no_compile:
         compute = {name: torch.compile(each, dynamic=False) for name, each in compute.items()}
 
+    def guide() -> Tensor:
+        """Adds the gradient of the loss on explanations; returns the share in the right cell."""
+        with torch.no_grad():
+            shape = options.guide_batch, options.guide_size
+            views = photographs.batch(*shape, options.smallest, mix=0.0).to(dtype)
+            logits, _ = teacher(patches(encode(views)))
+        student.eval()
+        value, share = energy_loss(student, views, logits)
+        (options.guide * value).backward()
+        student.train()
+        return share
+
     def step(optimizer: Optimizer, size: int, batch: int, lr: float, mix: float = 1.0) -> Tensor:
         with torch.no_grad():
             views = photographs.batch(batch, size, options.smallest, mix, options.mosaics)
@@ -465,21 +498,24 @@ def main() -> None:
             logits, features = compute["teacher"](x)
         value, terms = compute["loss"](x, logits, list(features))
         value.backward()
+        if options.guide and lr and steps % options.guide_every == 0:
+            shares.append(guide())
         optimizer.step(lr)
         loss.zero_grad(set_to_none=True)
         return terms
 
+    steps, shares = 0, []
     if not options.no_compile:
         # Everything is compiled before the clock starts; a rate of 0 learns nothing.
         before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-        for _, size, batch in options.phases:
+        for _, size, batch in options.phases[: 1 if options.compile_late else None]:
             step(Optimizer(loss), size, batch, 0.0)
             log(compiled=size, batch=batch)
         student.load_state_dict(before)
 
-    optimizer = Optimizer(loss)
+    optimizer = Optimizer(loss, options.quick)
     start = last_measured = last_logged = time.time()
-    seen = last_seen = steps = 0
+    seen = last_seen = 0
     total = torch.zeros(3, device=device)
     while True:
         now = time.time()
@@ -508,6 +544,8 @@ def main() -> None:
         if steps % 50 == 0:
             kl, bce, features = (total / 50).tolist()
             total.zero_()
+            guided = {"guided": round(torch.stack(shares).mean().item(), 4)} if shares else {}
+            shares.clear()
             now = time.time()
             log(
                 step=steps,
@@ -518,6 +556,7 @@ def main() -> None:
                 kl=round(kl, 4),
                 bce=round(bce, 4),
                 features=round(features, 4),
+                **guided,
                 views_per_second=round((seen - last_seen) / (now - last_logged)),
             )
             last_logged, last_seen = now, seen
