@@ -19,23 +19,18 @@ import pytest
 import typer
 
 from bcosvit import DenseNetConfig, ModelConfig, list_models
-from bcosvit.attribution import METHODS
 from bcosvit.cli import app
-from bcosvit.data.dataset import SOURCES
 from bcosvit.data.scenes import Scenes
-from bcosvit.metrics import METRICS
-from bcosvit.models.registry import KINDS
-from bcosvit.paper import FIGURES
 from bcosvit.paper.schedule import schedule_names
 from bcosvit.settings import parse_settings
-from bcosvit.train import LOSSES, RECIPES, Recipe, train
+from bcosvit.train import RECIPES, Recipe, train
+from tests.conftest import registries
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 CARDS = sorted(ROOT.glob("src/bcosvit/pretrained/*.md"))
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-REGISTRIES = (KINDS, LOSSES, METHODS, METRICS, RECIPES, SOURCES, FIGURES)
 OPERATOR = re.compile(r"[&|;<>]+")
 SIZE = 32
 
@@ -64,15 +59,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "runs" / "photos"
     train(folder / "photos", out=out, recipe="quick", settings={**settings, **tiny})
     return folder
-
-
-@pytest.fixture
-def restored_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes what a page registers when its test is over."""
-    for registry in REGISTRIES:
-        registry.names()  # Loads entry points.
-        for attribute in ("_items", "_origins"):
-            monkeypatch.setattr(registry, attribute, dict(getattr(registry, attribute)))
 
 
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
@@ -113,7 +99,7 @@ KEY = re.compile(r"bcosvit\.(classes|input)(?=[`\"])")
 def names(text: str) -> set[str]:
     """Every dotted name of the library that a page mentions, its code included."""
     found = {*NAME.findall(KEY.sub("", text)), *DIRECTIVE.findall(text)}
-    return found - {registry.group for registry in REGISTRIES}
+    return found - {registry.group for registry in registries()}
 
 
 def resolve(dotted: str) -> object:
@@ -201,6 +187,7 @@ def test_extras_and_targets_exist():
     assert set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)) <= set(targets)
 
 
+@pytest.mark.slow
 def test_notebook_runs(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")

@@ -21,6 +21,7 @@ NAMES = {"bcosvit": bcosvit, "torch": torch}
 """What examples may use without importing it."""
 
 
+@pytest.mark.usefixtures("restored_registries")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (64, 48)).save(tmp_path / "photo.jpg")

@@ -51,7 +51,16 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor", "predictor"}
 # Small modules without an opinion, open to all.
-COMMON = {"_torchvision", "files", "messages", "progress", "registry", "settings", "shipped"}
+COMMON = {
+    "_torchvision",
+    "files",
+    "machine",
+    "messages",
+    "progress",
+    "registry",
+    "settings",
+    "shipped",
+}
 
 
 def imports(path: Path) -> set[str]:

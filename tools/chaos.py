@@ -1,14 +1,15 @@
 """Kills, full disks, second writers: what can be seen is whole or absent, every result the same.
 
-    python tools/chaos.py [--kills 25] [--seed 0] [--only train,explain]
+    python tools/chaos.py [--kills 25] [--seed 0] [--jobs 1] [--only train,explain]
 
-Commands of bcosvit (train, evaluate, export, explain, reproduce) are run on drawn scenes and a
-small model, once in peace, and then killed with SIGKILL, together with their workers, at moments
+Commands of bcosvit (train, evaluate, export, explain, reproduce, audit) are run on drawn scenes and
+a small model, once in peace, and then killed with SIGKILL, together with their workers, at moments
 drawn from the seed. After every kill, all files whose names do not start with a dot are checked:
 pictures and tables are complete, JSON and pages parse, weights load, checkpoints match their
 checksums. Then the command is given again (``train`` with ``--resume``), and what it leaves is
 compared with what the undisturbed one left, to the byte where the file has no time in it. At last
-the disk is full, the disk is read-only, and two processes write into one folder.
+the disk is full, the disk is read-only, two processes write into one folder, and in a run an error
+is raised, a process that reads images is killed, and one of two training processes is killed.
 
 Full and read-only disks are memory file systems in a name space of their own, for which Linux's
 ``unshare`` is needed.
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,7 @@ def commands(work: Path) -> list[Command]:
     }
     reproduce = ["accuracy", "--data", SIZE, "--out", "{out}", "--sizes", "ti", "--taps", "38"]
     reproduce += ["--recipe", "quick", "--device", "cpu", *settings(**small)]
+    audit = ["--weights", weights, "--data", SIZE, "--out", "{out}", "--pairs", "12"]
     return [
         Command(
             "train",
@@ -93,10 +96,11 @@ def commands(work: Path) -> list[Command]:
             same=("metrics.csv", "best.safetensors"),
             alone=True,
         ),
-        Command("evaluate", tuple(evaluate), same=(".csv", "summary.json")),
+        Command("evaluate", tuple(evaluate), same=(".csv", "summary.json"), alone=True),
         Command("export", ("--weights", weights, "--out", "{out}/model.onnx")),
         Command("explain", (*explain, "--device", "cpu"), same=(".npz", ".png", ".json")),
-        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors")),
+        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors"), alone=True),
+        Command("audit", (*audit, "--device", "cpu"), same=(".csv", ".npz", ".json"), alone=True),
     ]
 
 
@@ -139,6 +143,10 @@ def run(line: list[str], **options: object) -> subprocess.CompletedProcess:
 def check_file(path: Path) -> None:
     """Raises what shows that a file is not whole."""
     match path.suffix:
+        case ".safetensors" if path.name.startswith("evidence"):
+            from safetensors.numpy import load_file
+
+            load_file(path)
         case ".safetensors":
             import bcosvit
 
@@ -152,7 +160,8 @@ def check_file(path: Path) -> None:
         case ".csv":
             text = path.read_text()
             rows = list(csv.reader(text.splitlines()))
-            assert text.endswith("\n") and len({len(row) for row in rows}) == 1, "ragged"
+            whole = text.endswith("\n") and len({len(row) for row in rows}) == 1
+            assert whole or not text, "ragged"
         case ".png" | ".jpg":
             from bcosvit.data.images import read_image
 
@@ -243,30 +252,28 @@ def one_sentence(done: subprocess.CompletedProcess) -> list[str]:
 
 
 INSIDE = """
-set -e
-mount -t tmpfs -o size={size} tmpfs {disk}
-{before}
-set +e
+mount -t tmpfs -o size={size} tmpfs '{disk}' && {before} || exit 98
 {command}
 code=$?
-{checker} --inspect {disk} || exit 99
+{checker} --inspect '{disk}' || exit 99
 exit $code
 """
 
 
-def on_disk(command: Command, work: Path, size: str, read_only: bool) -> tuple[list[str], str]:
+def on_disk(command: Command, disk: Path, size: str, read_only: bool) -> tuple[list[str], str]:
     """Runs the command on a memory file system; what is wrong, and what it said."""
-    disk = work / "disk"
-    disk.mkdir(exist_ok=True)
+    disk.mkdir()
     script = INSIDE.format(
         size=size,
         disk=disk,
-        before=f"mount -o remount,ro {disk}" if read_only else "",
+        before=f"mount -o remount,ro '{disk}'" if read_only else "true",
         command=" ".join(f"'{part}'" for part in arguments(command, disk)),
         checker=f"'{sys.executable}' '{__file__}'",
     )
     done = run(["unshare", "-Urm", "sh", "-c", script])
     said = (done.stdout + done.stderr).strip()
+    if done.returncode == 98 or "unshare" in said:
+        return [f"no memory file system can be made here: {said[-200:]}"], ""
     if done.returncode == 99:
         return [f"a file is not whole: {said[-300:]}"], said
     return one_sentence(done), said
@@ -292,6 +299,75 @@ def two_at_once(command: Command, reference: Path, out: Path) -> tuple[list[str]
     return wrong + broken(out) + differences(command, reference, out), f"exit codes {codes}"
 
 
+ENDINGS = {"error raised": 3.0, "reader killed": 30.0, "process killed": 30.0}
+"""What happens inside of a run, and within how many seconds it has to end after that."""
+
+ENDING = """
+import os, signal, sys, time
+from pathlib import Path
+import bcosvit
+from bcosvit.train import train
+from bcosvit.train.data import ImageDataset
+from bcosvit.train.task import Task
+
+kind, out, data = sys.argv[1:]
+step, load = Task.training_step, ImageDataset.__getitem__
+
+def now():
+    Path(out + ".moment").write_text(str(time.time()))
+
+def training_step(self, batch, batch_idx):
+    if self.trainer.global_step == 5:
+        if kind == "error raised":
+            now()
+            raise ValueError("This is the error.")
+        if kind == "process killed" and self.global_rank == 1:
+            now()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch, batch_idx)
+
+def getitem(self, requests):
+    if kind == "reader killed" and requests[0].epoch == 1:
+        now()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return load(self, requests)
+
+Task.training_step, ImageDataset.__getitem__ = training_step, getitem
+stem = bcosvit.StemConfig(widths=(8, 12))
+sizes = {"width": 12, "num_heads": 3, "depth": 2, "mlp_ratio": 2, "image_size": 32}
+small = {"epochs": 3, "warmup_epochs": 0, "batch_size": 16, "checkpoint_steps": 2}
+small["num_workers"] = 0 if kind == "process killed" else 2
+try:
+    train(
+        data,
+        out=out,
+        model=bcosvit.ModelConfig(**sizes, num_classes=8, backbone=stem),
+        recipe="quick",
+        settings=small,
+        accelerator="cpu",
+        devices=2 if kind == "process killed" else 1,
+    )
+except ValueError as error:
+    print(f"Error: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+"""
+
+
+def ending(kind: str, out: Path) -> tuple[list[str], str]:
+    """Something happens in a run: how long its processes last, and what they say."""
+    script = out.with_suffix(".py")
+    script.write_text(ENDING)
+    # The pipe is open until the last process ends.
+    done = run([sys.executable, str(script), kind, str(out), SIZE])
+    seconds = time.time() - float(Path(f"{out}.moment").read_text())
+    wrong = one_sentence(done)
+    if seconds > ENDINGS[kind]:
+        wrong.append(f"more than {ENDINGS[kind]:g} s")
+    wrong += broken(out)
+    lines = [line for line in done.stderr.splitlines() if "rror" in line or "killed" in line]
+    return wrong, f"ended after {seconds:.1f} s: {' '.join(lines)[-300:]}"
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--inspect"]:
         wrong = broken(Path(sys.argv[2]))
@@ -300,6 +376,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
     parser.add_argument("--only", help="some of the commands, separated by commas")
     options = parser.parse_args()
     draw = random.Random(options.seed)
@@ -316,40 +393,52 @@ def main() -> None:
         if options.only:
             every = [command for command in every if command.name in options.only.split(",")]
         whole, seconds = {}, {}
-        for command in every:
-            out = work / f"{command.name}-whole"
+
+        def in_peace(command: Command) -> None:
+            out = whole[command.name] = work / f"{command.name}-whole"
             start = time.monotonic()
             done = run(arguments(command, out))
             seconds[command.name] = time.monotonic() - start
-            whole[command.name] = out
             wrong = [f"exit {done.returncode}: {done.stderr[-400:]}"] if done.returncode else []
-            report(
-                f"{command.name} in peace", wrong + broken(out), f"{seconds[command.name]:.0f} s"
-            )
-        killed = 0
-        for number in range(options.kills):
+            spent = f"{seconds[command.name]:.0f} s"
+            report(f"{command.name} in peace", wrong + broken(out), spent)
+
+        def killed(number: int, share: float) -> bool:
             command = every[number % len(every)]
-            # Imports take the first part of every command, in which there is nothing to lose.
-            moment = seconds[command.name] * draw.uniform(0.25, 1.0)
+            moment = seconds[command.name] * share
             out = work / f"{command.name}-{number}"
-            killed += kill(command, out, moment)
+            running = kill(command, out, moment)
             wrong = [f"after the kill {text}" for text in broken(out)] if out.exists() else []
+            left = len(visible(out)) if out.exists() else 0
             begun = command.again is not None and (out / "run" / "run.yaml").exists()
             done = run(arguments(command, out, again=begun))
             if done.returncode:
                 wrong.append(f"it does not continue: {(done.stdout + done.stderr)[-400:]}")
             else:
                 wrong += broken(out) + differences(command, whole[command.name], out)
-            report(f"{command.name} killed after {moment:.1f} s", wrong)
+            report(f"{command.name} killed after {moment:.1f} s", wrong, f"{left} files were there")
             shutil.rmtree(out, ignore_errors=True)
-        print(f"{killed} of {options.kills} commands were running when they were killed")
-        for command in every:
-            if shutil.which("unshare"):
-                size = "4k" if command.name != "train" else "64k"
-                report(f"{command.name} on a full disk", *on_disk(command, work, size, False))
-                report(f"{command.name} on a read-only disk", *on_disk(command, work, "64k", True))
-            out = work / f"{command.name}-two"
-            report(f"{command.name} twice at once", *two_at_once(command, whole[command.name], out))
+            return running
+
+        def spoiled(command: Command) -> None:
+            size = "4k" if command.name != "train" else "64k"
+            name = command.name
+            full = on_disk(command, work / f"{name}-full", size, False)
+            report(f"{name} on a full disk", *full)
+            read_only = on_disk(command, work / f"{name}-read-only", "64k", True)
+            report(f"{name} on a read-only disk", *read_only)
+            two = two_at_once(command, whole[name], work / f"{name}-two")
+            report(f"{name} twice at once", *two)
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(in_peace, every))
+            # Imports take the first part of every command, in which there is nothing to lose.
+            shares = [draw.uniform(0.25, 1.0) for _ in range(options.kills)]
+            running = sum(pool.map(killed, range(options.kills), shares))
+            print(f"{running} of {options.kills} commands were running when they were killed")
+            list(pool.map(spoiled, every))
+        for kind in ENDINGS if not options.only or "train" in options.only else ():
+            report(f"train, {kind}", *ending(kind, work / kind.split()[0]))
     print(f"{len(findings)} findings")
     raise SystemExit(bool(findings))
 

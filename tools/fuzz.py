@@ -376,7 +376,7 @@ def child(kind: str, seed: int, first: int, last: int, folder: Path) -> None:
     make = make_cases()
     signal.signal(signal.SIGPROF, slow)
     # Import everything before the memory is measured.
-    path = folder / f"{kind}-warm{suffix}"
+    path = folder / f"{kind}-warm-{os.getpid()}{suffix}"
     path.write_bytes(pictures()[0][1] if kind == "pictures" else weights_files()[0])
     attempt(path)
     path.unlink()

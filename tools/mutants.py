@@ -38,7 +38,7 @@ PACKAGES = ("ops", "nn", "attribution", "metrics")
 # Code that runs on a GPU only; tests/ops/test_kernels.py is run there.
 GPU_ONLY = {"bcos_triton.py", "attention_triton.py", "attention_kernels.py", "cuda_graphs.py"}
 TESTS = [f"tests/{name}" for name in ("ops", "nn", "attribution", "metrics", "models", "export")]
-TESTS.append("tests/report/test_evaluate.py")
+TESTS += ["tests/report/test_evaluate.py", "tests/auditing", "tests/test_properties.py"]
 # Seconds of tests per mutant, by their measured durations; the shortest are taken first.
 SECONDS = 40.0
 MEMORY = 16 << 30
@@ -417,7 +417,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120, help="the end, come what may")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="what may notice a mutant")
     parser.add_argument("--map", type=Path, help="a file for what tests run through, kept")
-    parser.add_argument("--again", type=Path, help="run the survivors of this file again")
+    parser.add_argument(
+        "--again", type=Path, help="run the survivors of this file again, in the same code"
+    )
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
@@ -425,13 +427,9 @@ def main() -> None:
     mutants = choose(options.count, options.seed)
     if options.again:
         rows = json.loads(options.again.read_text())["mutants"]
-        same = {
-            (r["file"], r["operator"], r["before"], r["after"])
-            for r in rows
-            if r["result"] != "killed"
-        }
+        same = {(r["file"], *r["span"], r["after"]) for r in rows if r["result"] != "killed"}
         every = [m for f in sorted({r["file"] for r in rows}) for m in mutants_of(ROOT / f)]
-        mutants = [m for m in every if (m.file, m.operator, m.before, m.after) in same]
+        mutants = [m for m in every if (m.file, *m.span, m.after) in same]
     if options.list:
         for mutant in mutants:
             print(

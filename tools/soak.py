@@ -51,15 +51,28 @@ def small_config() -> bcosvit.ModelConfig:
 
 
 def ask(address: str, picture: bytes, label: int) -> None:
-    """Uploads a picture and asks for an explanation of it."""
-    with httpx.Client(base_url=address, timeout=120) as client:
-        sent = client.post("/gradio_api/upload", files={"files": ("photo.png", picture)})
-        photo = {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
-        data = [photo, str(label), "", 0.75, False]
-        event = client.post("/gradio_api/call/explain", json={"data": data}).json()["event_id"]
-        answer = client.get(f"/gradio_api/call/explain/{event}").text
-        if "event: complete" not in answer:
-            raise RuntimeError(answer[:300])
+    """Uploads a picture and asks for an explanation of it.
+
+    Every request has a connection of its own: on one that is kept, a request may cross the
+    server's closing of it for being idle, which HTTP leaves to the client to repeat.
+    """
+    start = time.monotonic()
+    step = "upload"
+    limits = httpx.Limits(max_keepalive_connections=0)
+    try:
+        with httpx.Client(base_url=address, timeout=120, limits=limits) as client:
+            sent = client.post("/gradio_api/upload", files={"files": ("photo.png", picture)})
+            photo = {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
+            data = [photo, str(label), "", 0.75, False]
+            step = "call"
+            event = client.post("/gradio_api/call/explain", json={"data": data}).json()["event_id"]
+            step = "result"
+            answer = client.get(f"/gradio_api/call/explain/{event}").text
+            if "event: complete" not in answer:
+                raise RuntimeError(answer[:300])
+    except Exception as error:
+        seconds = time.monotonic() - start
+        raise RuntimeError(f"{step} after {seconds:.1f} s: {error!r}") from error
 
 
 class Work:
