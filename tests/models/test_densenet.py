@@ -44,3 +44,13 @@ def test_a_prepared_view_predicts_the_same_and_stays_as_it_is():
         assert not torch.allclose(model(images), before)
     assert not any(p.requires_grad for p in ready.parameters())
     assert all(p.requires_grad for p in model.blocks.parameters())
+
+
+@pytest.mark.parametrize("flavor", ["v1", "v2"])
+def test_logits_of_an_untrained_network_differ(flavor):
+    """Otherwise it starts, and stays, at the same answer for every image."""
+    model = create_model("bcos_densenet121", flavor=flavor, num_classes=10)
+    with torch.no_grad():
+        logits = model(torch.rand(4, 3, 64, 64))
+    assert logits.std(1).mean() > 1e-2
+    assert logits.abs().max() < 20

@@ -220,7 +220,9 @@ class DenseNetConfig(Config):
             _check_positive(name, getattr(self, name))
         _check_stages("blocks", self.blocks, "layers per block")
         scale, bias = {
-            "v1": (1e-3, LOGIT_BIAS),
+            # Without norms, signals decay from layer to layer: with a smaller factor all logits of
+            # an untrained network are equal to rounding, and it learns nothing.
+            "v1": (1e3, LOGIT_BIAS),
             # 1/n for each of n classes; a lone class starts undecided.
             "v2": (1.0, -math.log(max(self.num_classes - 1, 1))),
             "conventional": (1.0, 0.0),
