@@ -15,7 +15,7 @@ from PIL import Image
 import bcosvit
 from bcosvit.attribution import IntegratedGradients
 from bcosvit.attribution.interop import CaptumStyle
-from bcosvit.guesses import GUESSES
+from bcosvit.guesses import GUESSES, MODEL_GUESSES
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY
 from bcosvit.shipped import DEFAULT, shipped
 from tests.conftest import randomize, small_config
@@ -213,6 +213,33 @@ def test_guesses_name_what_exists(name):
         assert pkgutil.resolve_name(path) is not None
     for method in re.findall(r"'(\w+)'", str(caught.value)):
         assert method in bcosvit.explainers()
+
+
+@pytest.mark.parametrize("name", MODEL_GUESSES)
+def test_guesses_of_methods_name_what_exists(name):
+    model = bcosvit.create_model(small_config())
+    with pytest.raises(AttributeError, match=re.escape(f"A model has no {name};")) as caught:
+        getattr(model, name)
+    message = str(caught.value)
+    for path in re.findall(r"bcosvit(?:\.\w+)+", message):
+        assert pkgutil.resolve_name(path) is not None
+    for attribute in re.findall(r"model\.(\w+)", message):
+        assert hasattr(model, attribute)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = model.no_such_name
+
+
+@pytest.mark.parametrize(
+    "given", [("photo.jpg",), ("photo.jpg", "model"), (torch.rand(3, 16, 16),)]
+)
+def test_explaining_without_a_model(given):
+    with pytest.raises(ValueError, match="model is the first argument"):
+        bcosvit.explain(*given)
+
+
+def test_explaining_nothing():
+    with pytest.raises(ValueError, match="nothing to explain"):
+        bcosvit.explain(bcosvit.create_model(small_config()))
 
 
 def test_near_misses():

@@ -54,6 +54,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT, "doctor", "predictor"}
 COMMON = {
     "_torchvision",
     "files",
+    "guesses",
     "machine",
     "messages",
     "progress",

@@ -35,6 +35,7 @@ from bcosvit.report.images import panel, png_bytes
 
 Target_ = Target | str | Sequence[str | int] | NDArray[Any] | np.integer[Any]
 _CELL = 224
+_CALL = 'bcosvit.explain(bcosvit.load(), "photo.jpg")'
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -187,7 +188,7 @@ def explain(
 
 def explain(
     model: AnyModel | Predictor,
-    images: Any,
+    images: Any = None,
     target: Target_ = None,
     method: Method | Sequence[Method] = "inherent",
     *,
@@ -239,6 +240,8 @@ def explain(
         model, transform, names = predictor.model, predictor.transform, predictor.class_names
     else:
         names = names_of(_checked(model))
+    if images is None:
+        raise ValueError(f"There is nothing to explain: give images after the model, {_CALL}.")
     batch = prepare_images(model, images, transform)
     classes = _classes(target, names, batch)
     if isinstance(method, str) and method == "all":
@@ -259,6 +262,8 @@ def explain(
 def _checked(model: Any) -> AnyModel:
     if hasattr(unwrapped(model), "config") and hasattr(unwrapped(model), "encoding"):
         return model
+    if isinstance(model, str | Path | Image.Image | np.ndarray | Tensor):
+        raise ValueError(f"The model is the first argument, and images are the second: {_CALL}.")
     raise ValueError(
         f"{type(model).__name__} is no model of bcosvit; give what bcosvit.load or "
         f"bcosvit.create_model returns, or convert it with bcosvit.bcosify."

@@ -12,6 +12,7 @@ _CAPTUM = (
 _EXPLAIN = 'a = bcosvit.explain(model, "photo.jpg"), then a.plot(), a.show() or a.save("a.png")'
 _LOAD = "bcosvit.load(name), or bcosvit.from_pretrained(folder or repository), loads weights"
 _TRANSFORM = "model.transform turns a PIL image into the input of that model"
+_CONFIG = "model.config is its config, and model.transform turns a PIL image into its input"
 _PREDICT = 'bcosvit.Predictor.load()("photo.jpg") returns labels and scores'
 _COMMAND = "`bcosvit {command}` does this in the terminal, and bcosvit.{module} in Python"
 
@@ -59,6 +60,19 @@ GUESSES = {
     "fit": _COMMAND.format(command="train", module="train.train"),
     "Trainer": _COMMAND.format(command="train", module="train.train"),
 }
+
+MODEL_GUESSES = {
+    "explain": _EXPLAIN,
+    "explanation_mode": "bcosvit.frozen_view(model) is the linear model behind an explanation",
+    "attribute": _CAPTUM.format(method="inherent"),
+    "predict": 'bcosvit.Predictor.of(model)("photo.jpg") returns labels and scores',
+    "fit": _COMMAND.format(command="train", module="train.train"),
+    "forward_intermediates": "bcosvit.features(model) returns the maps of all stages",
+    "default_cfg": _CONFIG,
+    "pretrained_cfg": _CONFIG,
+    "id2label": "model.classes are the names of its classes",
+}
+"""The same for models, where people look for methods of timm's, Hugging Face's or other models."""
 
 
 def no_attribute(name: str, public: Iterable[str]) -> str:

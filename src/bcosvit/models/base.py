@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.files import atomic
+from bcosvit.guesses import MODEL_GUESSES
 from bcosvit.models.card import model_card
 from bcosvit.models.config import Config
 from bcosvit.models.hub import HUB_FILE, hub_file, is_file, locate, upload_folder
@@ -104,6 +105,14 @@ class Classifier(nn.Module, Generic[C]):
                 f"supported here; give it a square size with bcosvit.resize_prior."
             )
         return EvalTransform(height, self.eval_crop or EvalTransform.crop_fraction)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name in MODEL_GUESSES:
+                raise AttributeError(f"A model has no {name}; {MODEL_GUESSES[name]}.") from error
+            raise
 
     def forward(self, images: Tensor) -> Tensor:
         return self.from_encoded(self.encoding(images))
