@@ -249,7 +249,7 @@ def explain(
     if isinstance(method, Sequence) and not isinstance(method, str):
         if versus is not None:
             raise ValueError("versus compares two classes by one method; give one method.")
-        several = explain_all(model, batch.images, classes, method)
+        several = explain_all(model, batch.images, classes, method, strict=strict)
         return Comparison(
             {name: _drawable(model, each, name, batch, names) for name, each in several.items()}
         )

@@ -122,6 +122,11 @@ class Explanation:
         """A sentence where contributions miss the logit beyond rounding."""
         return None if self.exact is None else incompleteness(self.exact)
 
+    @property
+    def notes(self) -> list[str]:
+        """What whoever looks at the explanation must know first."""
+        return [note for note in (self.unlike_note, self.incompleteness) if note]
+
     def top(self, count: int) -> list[int]:
         """Returns the ``count`` classes with the highest logits."""
         return self.logits.topk(min(count, len(self.logits))).indices.tolist()

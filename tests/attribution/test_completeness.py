@@ -173,6 +173,8 @@ def broken(model, monkeypatch):
 
 EVERY_WAY = {
     "explain": lambda model, x, **strict: explain(model, x, **strict),
+    "several": lambda model, x, **strict: explain(model, x, method=["inherent", "ixg"], **strict),
+    "versus": lambda model, x, **strict: explain(model, x, 0, versus=1, **strict),
     "all": lambda model, x, **strict: explain_all(model, x, None, ["inherent"], **strict),
     "tokens": lambda model, x, **strict: token_contributions(model, x, 0, **strict),
     "inputs": lambda model, x, **strict: input_contributions(model, x, 1, 0, **strict),

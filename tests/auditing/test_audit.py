@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 
 import bcosvit
+from bcosvit.attribution import CompletenessWarning
+from bcosvit.auditing import run
 from bcosvit.auditing.clusters import class_evidence
 from bcosvit.auditing.evidence import (
     FOR_LABEL,
@@ -347,3 +349,10 @@ def test_killed_runs_and_processes_give_the_same_report(trained, tmp_path):
         assert {path.name for path in (tmp_path / name).iterdir()} == set(expected)
         for file, content in expected.items():
             assert (tmp_path / name / file).read_bytes() == content, (name, file)
+
+
+def test_sums_that_miss_a_logit_are_not_silent(audited, monkeypatch):
+    run._check_sums(audited.evidence)
+    monkeypatch.setattr(type(audited.evidence), "completeness", lambda self: float("nan"))
+    with pytest.warns(CompletenessWarning, match="miss a logit"):
+        run._check_sums(audited.evidence)

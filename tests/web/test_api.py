@@ -69,6 +69,16 @@ def test_explain(client, service, pictures):
     assert pixels(overlay).shape == (16, 16, 3)
 
 
+def test_strict(client, pictures):
+    # Of a model whose contributions add up; tests/web/test_session.py has one of which they do not.
+    photo = handle_file(pictures[1])
+    numbers, *_ = client.predict(photo, "dog", strict=True, api_name="/explain")
+    assert numbers["incompleteness"] is None
+    region = client.predict(photo, "dog", 0, 0, 4, 4, strict=True, api_name="/region")
+    assert region["incompleteness"] is None
+    assert Path(client.predict([photo], "", "", "png", True, api_name="/report")).exists()
+
+
 def test_explain_by_another_method_on_a_joint_scale(client, service, pictures):
     numbers, map_, _, colored = client.predict(
         handle_file(pictures[1]), "1", "rollout", 0.5, True, api_name="/explain"
@@ -153,7 +163,7 @@ def test_only_the_documented_endpoints(client):
     named = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
     assert set(named) == {"/model", "/predict", "/explain", "/region", "/report"}
     assert [each["parameter_name"] for each in named["/region"]["parameters"]] == [
-        *("picture", "label", "x", "y", "width", "height")
+        *("picture", "label", "x", "y", "width", "height", "strict")
     ]
 
 

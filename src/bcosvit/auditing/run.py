@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
+from bcosvit.attribution.base import TOLERANCES, CompletenessWarning
 from bcosvit.auditing.clusters import class_evidence
 from bcosvit.auditing.evidence import Evidence, chunk_path, collect_evidence
 from bcosvit.auditing.mistakes import find_mistakes
@@ -112,6 +115,7 @@ def audit(
             if shard is not None:
                 stack.enter_context(locked_folder(folder))
             evidence = Evidence(folder)
+            _check_sums(evidence)
             classes = class_evidence(evidence, seed=seed)
             suspicions = find_suspicions(
                 predictor,
@@ -152,6 +156,19 @@ def audit(
             command=_command(predictor, described, settings.grid, pairs, batch_size),
         )
         return found
+
+
+def _check_sums(evidence: Evidence) -> None:
+    """Warns once where contributions miss a logit by more than rounding explains."""
+    share, tolerance = evidence.completeness(), TOLERANCES[torch.float32]
+    # Also where it is not a number.
+    if not share <= tolerance:
+        warnings.warn(
+            f"The contributions miss a logit by {share:.1e} of it, {tolerance:.0e} is the "
+            f"tolerance: check that weights and images are finite.",
+            CompletenessWarning,
+            stacklevel=3,
+        )
 
 
 def open_pictures(

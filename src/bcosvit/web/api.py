@@ -1,6 +1,7 @@
 """The HTTP API: named endpoints without state between requests."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -30,15 +31,23 @@ ENDPOINTS: dict[str, dict[str, str]] = {
         "method": "text",
         "overlay": "number",
         "joint": "switch",
+        "strict": "switch",
     },
     "region": {
         "picture": "picture",
         "label": "text",
         **dict.fromkeys(("x", "y", "width", "height"), "number"),
+        "strict": "switch",
     },
-    "report": {"pictures": "pictures", "label": "text", "methods": "text", "kind": "text"},
+    "report": {
+        "pictures": "pictures",
+        "label": "text",
+        "methods": "text",
+        "kind": "text",
+        "strict": "switch",
+    },
 }
-"""The arguments of each endpoint, with what they are."""
+"""The arguments of each endpoint, with what they are. ``strict`` may be left out."""
 
 _KINDS = {
     "text": "a text",
@@ -47,6 +56,14 @@ _KINDS = {
     "picture": 'an uploaded file, such as {"path": …, "meta": {"_type": "gradio.FileData"}}',
     "pictures": "a list of uploaded files",
 }
+
+
+def all_arguments(endpoint: str | None, given: Any) -> Any:
+    """Returns the arguments of a call, with ``strict`` where a list ends before it."""
+    kinds = list(ENDPOINTS.get(endpoint or "", ()))
+    if isinstance(given, list) and kinds[-1:] == ["strict"] and len(given) == len(kinds) - 1:
+        return [*given, False]
+    return given
 
 
 def check_call(service: ExplanationService, endpoint: str, given: Any) -> None:
@@ -65,6 +82,7 @@ def check_call(service: ExplanationService, endpoint: str, given: Any) -> None:
         known = ", ".join(f"/{name}" for name in ENDPOINTS)
         raise LookupError(f"There is no endpoint {endpoint[:64]!r}; choose from {known}.")
     kinds = ENDPOINTS[endpoint]
+    given = all_arguments(endpoint, given)
     if isinstance(given, dict):
         if unknown := [name for name in given if name not in kinds]:
             raise ValueError(
@@ -109,9 +127,18 @@ def _is_of(kind: str, value: Any) -> bool:
     return isinstance(path, str) and "://" not in path
 
 
-def add_api(service: ExplanationService) -> None:
-    """Adds the endpoints to the ``gr.Blocks`` that is being built; the page does not show them."""
-    made = gr.File(visible=False)
+def endpoint_functions(
+    service: ExplanationService, made: gr.components.Component
+) -> dict[str, Callable[..., Any]]:
+    """Returns what each endpoint computes.
+
+    Args:
+        service: What is asked.
+        made: The component that offers files.
+
+    Returns:
+        Functions by the names of `ENDPOINTS`, with the arguments that these have.
+    """
 
     def model() -> dict[str, Any]:
         """Describes the model: its classes, methods and input."""
@@ -139,12 +166,18 @@ def add_api(service: ExplanationService) -> None:
         }
 
     def explain(
-        picture: str | None, label: str, method: str, overlay: float | None, joint: bool
+        picture: str | None,
+        label: str,
+        method: str,
+        overlay: float | None,
+        joint: bool,
+        strict: bool,
     ) -> tuple[dict[str, Any], str | None, str | None, str | None]:
         """Explains a class of a picture: numbers, the map, the map on the photo, W(x) in color.
 
         A label is a name or a number, and "" is the most confident class; a method is one that
-        /model lists, and "" is the first of them. Sums are given for B-cos models.
+        /model lists, and "" is the first of them. Sums are given for B-cos models; if strict,
+        contributions that miss the logit beyond rounding are an error.
         """
         if overlay is None:
             raise ValueError("overlay is missing: give a number from 0 to 1.")
@@ -156,7 +189,7 @@ def add_api(service: ExplanationService) -> None:
         if service.exact is not None:
             numbers |= asdict(service.sums(opened, index))
             # A server's warnings are not seen by those who ask it.
-            numbers["incompleteness"] = service.incompleteness(opened, index)
+            numbers["incompleteness"] = service.incompleteness(opened, index, strict=strict)
         map_ = method_image(shown.method, shown.map, shown.scale)
         photo = photo_image(found.image)
         over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=overlay)
@@ -179,6 +212,7 @@ def add_api(service: ExplanationService) -> None:
         y: float | None,
         width: float | None,
         height: float | None,
+        strict: bool,
     ) -> dict[str, Any]:
         """Sums what a box contributes to a class, in pixels of the picture as the model sees it."""
         opened = service.open(picture)
@@ -187,36 +221,50 @@ def add_api(service: ExplanationService) -> None:
         if box is None:
             raise ValueError("A box needs four numbers: give x, y, width and height.")
         found = service.region(opened, index, box)
-        return service.entry(service.predict(opened), index) | asdict(found)
+        numbers = service.entry(service.predict(opened), index) | asdict(found)
+        numbers["incompleteness"] = service.incompleteness(opened, index, strict=strict)
+        return numbers
 
-    def report(pictures: list[str] | None, label: str, methods: str, kind: str) -> str:
+    def report(
+        pictures: list[str] | None, label: str, methods: str, kind: str, strict: bool
+    ) -> str:
         """Writes one file about pictures: html, npz (several as a ZIP file) or png."""
         opened = [service.open(path) for path in service.check_count(pictures)]
         chosen = [(each, service.find_class(label, each)) for each in opened]
+        if strict and service.exact is not None:
+            for each, index in chosen:
+                service.incompleteness(each, index, strict=True)
         return downloadable(made, partial(service.write_file, chosen, methods, kind))
 
+    return {each.__name__: each for each in (model, predict, explain, region, report)}
+
+
+def add_api(service: ExplanationService) -> None:
+    """Adds the endpoints to the ``gr.Blocks`` that is being built; the page does not show them."""
+    made = gr.File(visible=False)
+    functions = endpoint_functions(service, made)
     with gr.Column(visible=False):
         one = upload_component(visible=False)
         several = upload_component(visible=False, file_count="multiple")
         label, method = gr.Textbox("", visible=False), gr.Textbox("", visible=False)
         overlay = gr.Number(0.75, visible=False)
-        joint = gr.Checkbox(False, visible=False)
+        joint, strict = (gr.Checkbox(False, visible=False) for _ in range(2))
         kind = gr.Textbox("html", visible=False)
         top = gr.Number(TOP, visible=False)
         edges = [gr.Number(visible=False) for _ in range(4)]
         images = [gr.File(visible=False) for _ in range(3)]
         numbers = gr.JSON(visible=False)
-        for function, inputs, outputs in (
-            (model, [], [numbers]),
-            (predict, [one, top], [numbers]),
-            (explain, [one, label, method, overlay, joint], [numbers, *images]),
-            (region, [one, label, *edges], [numbers]),
-            (report, [several, label, method, kind], [made]),
+        for name, inputs, outputs in (
+            ("model", [], [numbers]),
+            ("predict", [one, top], [numbers]),
+            ("explain", [one, label, method, overlay, joint, strict], [numbers, *images]),
+            ("region", [one, label, *edges, strict], [numbers]),
+            ("report", [several, label, method, kind, strict], [made]),
         ):
             gr.Button(visible=False).click(
-                with_messages(function),
+                with_messages(functions[name]),
                 inputs,
                 outputs,
-                api_name=function.__name__,
+                api_name=name,
                 **QUEUE,
             )

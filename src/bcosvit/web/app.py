@@ -20,7 +20,7 @@ import gradio as gr
 from gradio.exceptions import InvalidPathError
 from starlette.middleware import Middleware
 
-from bcosvit.web.api import ENDPOINTS, add_api, check_call
+from bcosvit.web.api import ENDPOINTS, add_api, all_arguments, check_call
 from bcosvit.web.audits import audit_routes
 from bcosvit.web.guard import WENT_WRONG, Guard, allowed_hosts, impatient
 from bcosvit.web.jobs import JOBS, Jobs
@@ -65,6 +65,7 @@ def _with_sentences(
         is_endpoint = getattr(block_fn, "api_name", None) in ENDPOINTS
         try:
             if is_endpoint:
+                inputs = all_arguments(block_fn.api_name, inputs)
                 check(block_fn.api_name, inputs)
             return await process(block_fn, inputs, *rest, **named)
         except gr.Error:

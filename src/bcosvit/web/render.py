@@ -82,9 +82,9 @@ def camera() -> Markup:
     return _fragments().camera()
 
 
-def rather(name: str, other: str, logit: float) -> Markup:
-    """Renders the title of a comparison of two classes."""
-    return _fragments().rather(name, other, logit)
+def rather(name: str, other: str, logit: float, warnings: Sequence[str] = ()) -> Markup:
+    """Renders the title of a comparison of two classes, below warnings."""
+    return _fragments().rather(name, other, logit, warnings)
 
 
 def heading(title: str, hint: str) -> Markup:
@@ -119,9 +119,9 @@ def class_list(entries: Sequence[Mapping[str, Any]], chosen: int) -> Markup:
     return _fragments().class_list(entries, chosen)
 
 
-def title(entry: Mapping[str, Any], warning: str = "") -> Markup:
-    """Renders the class that is explained, below a warning."""
-    return _fragments().title(entry, warning)
+def title(entry: Mapping[str, Any], warnings: Sequence[str] = ()) -> Markup:
+    """Renders the class that is explained, below warnings."""
+    return _fragments().title(entry, warnings)
 
 
 def views(shown: ClassMap, name: str, alpha: float, box: Box | None) -> Markup:

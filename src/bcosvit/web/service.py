@@ -284,9 +284,21 @@ class ExplanationService:
         """Returns the terms that show an explanation to be complete."""
         return self._exact_map(upload, label).found.sums(0)
 
-    def incompleteness(self, upload: Upload, label: int) -> str | None:
-        """Returns a sentence where contributions miss the logit beyond rounding."""
-        return self._exact_map(upload, label).found.incompleteness
+    def incompleteness(self, upload: Upload, label: int, *, strict: bool = False) -> str | None:
+        """Returns a sentence where contributions miss the logit beyond rounding.
+
+        Args:
+            upload: The picture.
+            label: The class.
+            strict: Whether the sentence is an error instead.
+
+        Raises:
+            ValueError: If contributions miss the logit, and ``strict`` is set.
+        """
+        sentence = self._exact_map(upload, label).found.incompleteness
+        if strict and sentence is not None:
+            raise ValueError(sentence)
+        return sentence
 
     def region(self, upload: Upload, label: int, box: Box) -> Region:
         """Sums what the pixels of a box contribute to a class.

@@ -142,10 +142,10 @@ class PageEvents:
         if versus is not None and versus >= 0 and self.service.exact is not None:
             return self.rather(upload, label, int(versus), alpha, Box.of(edges))
         views = render.views(shown, entry["class"], alpha, Box.of(edges))
+        title = render.title(entry, shown.found.notes)
         if self.service.exact is None:
-            return [render.title(entry, shown.found.unlike_note), views, Markup(), Markup()]
+            return [title, views, Markup(), Markup()]
         sums = render.sums(self.service.sums(upload, label))
-        title = render.title(entry, shown.found.unlike_note)
         return [title, views, sums, self.region(selection, *edges)]
 
     def rather(
@@ -160,9 +160,11 @@ class PageEvents:
             for each, k in zip(both, (label, versus), strict=True)
         )
         shown, sums = difference(*both)
+        incomplete = [note for each in both if (note := each.found.incompleteness)]
         text = f"{name} rather than {other}"
         return [
-            render.rather(name, other, sums.logit),
+            # A sentence for each of the two, unless it is the same.
+            render.rather(name, other, sums.logit, list(dict.fromkeys(incomplete))),
             render.views(shown, text, alpha, box),
             render.sums(sums),
             render.empty("Regions are measured for one class: choose “nothing” to compare with."),
