@@ -18,6 +18,7 @@ from bcosvit.attribution import CompletenessWarning
 from bcosvit.cli import app
 from bcosvit.export import export_weights, files, load_exported
 from bcosvit.export.compare import Comparison, difference, drawn
+from bcosvit.export.graph import graph_of
 from bcosvit.models import Classifier
 from bcosvit.predictor import Predictor
 from tests.conftest import randomize, small_config, tiny_config
@@ -157,6 +158,14 @@ def test_torchs_own_format(tmp_path):
     weights = write(tmp_path / "m.safetensors", small_config)
     images = drawn(Predictor.load(weights, "cpu"), 3)
     assert_same(list(to_torch(tmp_path)(images)), weights, images, torch.zeros(3).long())
+
+
+def test_torchs_own_format_twice_is_the_same_file(tmp_path):
+    predictor = Predictor.load(write(tmp_path / "m.safetensors", small_config), "cpu")
+    graphs = [graph_of(predictor.model, (16, 16), explanation=False) for _ in range(2)]
+    for name, graph in zip(("one.pt2", "two.pt2"), graphs, strict=True):
+        files.write_torch(graph, tmp_path / name, files.notes_on(predictor))
+    assert (tmp_path / "one.pt2").read_bytes() == (tmp_path / "two.pt2").read_bytes()
 
 
 @pytest.mark.slow

@@ -22,13 +22,22 @@ SCRIPT = """
 import os, signal, sys
 from bcosvit.train import train
 from bcosvit.train.data import ImageDataset
+from bcosvit.train.losses import BinaryCrossEntropy
 from bcosvit.train.task import Task
 from tests.train.support import DATA, model_config, recipe
 
-step, load = Task.training_step, ImageDataset.__getitem__
+step, load, loss = Task.training_step, ImageDataset.__getitem__, BinaryCrossEntropy.__call__
+factor = 1.0
+
+def losses(*given):
+    return loss(*given) * factor
 
 def training_step(self, batch, batch_idx):
+    global factor
+    factor = 1.0
     if self.trainer.global_step == 5:
+        if "{kill}" == "nan" and self.global_rank == 1:
+            factor = float("nan")
         if "{kill}" == str(self.global_rank):
             os.kill(os.getpid(), signal.SIGKILL)
         if "{kill}" == "error":
@@ -41,6 +50,7 @@ def getitem(self, requests):
     return load(self, requests)
 
 Task.training_step, ImageDataset.__getitem__ = training_step, getitem
+BinaryCrossEntropy.__call__ = losses
 try:
     train(
         DATA,
@@ -207,6 +217,18 @@ def test_a_killed_process_of_several_is_told_by_another(tmp_path, rank, says):
     assert said.count(says) == 1 and "was killed" in said
     assert f"bcosvit train --resume --out {folder}" in said
     assert read_checkpoint(folder / "last.ckpt")["global_step"] == 4
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_in_one_of_two_processes_ends_both(tmp_path):
+    folder = tmp_path / "run"
+    code, said = run_script(folder, "nan", devices=2)
+    assert code == 2, said
+    # Both processes say so, although one of them had the loss.
+    assert said.count("Error: Training diverged: the loss of step 6, epoch 2") == 2, said
+    assert "scenes/train/" in said and "Traceback" not in said
+    assert read_checkpoint(folder / "last.ckpt")["global_step"] == 4
+    assert "nan" not in (folder / "metrics.csv").read_text()
 
 
 def test_the_same_command_twice_gives_the_same_bytes(tmp_path):

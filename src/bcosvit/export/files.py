@@ -197,7 +197,9 @@ def write_onnx(
 def write_torch(program: ExportedProgram, out: str | Path, notes: dict[str, str]) -> None:
     """Writes a file for ``torch.export.load`` with the notes as its extra files."""
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
+        # Lines of files on this machine, and addresses in memory.
+        for name in ("stack_trace", "from_node"):
+            node.meta.pop(name, None)
     # Given a path, torch would write the name of the temporary file into the archive.
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=notes)
