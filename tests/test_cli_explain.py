@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from bcosvit.cli import app, main
 from bcosvit.data.scenes import Scenes
+from bcosvit.files import locked_file, locked_folder
 from tests.command import bcosvit
 from tests.report.support import Page, write_pictures, write_weights
 
@@ -41,6 +42,28 @@ def test_explain_with_everything(folder):
     # Two classes with two methods, an overlay and the colors of W(x).
     assert len(list((folder / "png").iterdir())) == 3 * 2 * 4
     assert len(json.loads((folder / "all.json").read_text())["images"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("lock", "out", "command"),
+    [
+        (locked_file, "r.html", "explain pictures --out"),
+        (locked_file, "r.json", "explain pictures --json"),
+        (locked_folder, "npz", "explain pictures --npz"),
+        (locked_folder, "png", "explain pictures --png"),
+        (locked_folder, "e", f"evaluate --data {DATA} --out"),
+        (locked_file, "m.pt2", "export --format torch-export --out"),
+        (locked_folder, "hub", "export --format hub --out"),
+    ],
+)
+def test_of_two_commands_with_one_output_the_second_is_told(folder, lock, out, command):
+    with lock(out):
+        result = run(*command.split(), out, "--weights", "model.safetensors")
+    assert isinstance(result.exception, ValueError)
+    assert f"Another process is writing to {out}" in str(result.exception)
+    # What was locked is left as it was, and can be written now.
+    with lock(out):
+        pass
 
 
 def test_explain_by_default(folder):

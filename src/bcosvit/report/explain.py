@@ -152,9 +152,11 @@ def explain_pictures(
     predictions: list[Prediction] = []
     kinds = ((out, html_report), (npz, npz_files), (png, png_files), (json, json_file))
     with ExitStack() as stack:
-        for path, lock in ((out, locked_file), (npz, locked_folder), (png, locked_folder)):
-            if path is not None:
-                stack.enter_context(lock(path))
+        folders, single = (npz, png), (out, json)
+        for lock, written in ((locked_folder, folders), (locked_file, single)):
+            for path in written:
+                if path is not None:
+                    stack.enter_context(lock(path))
         writers = [
             stack.enter_context(kind(path, info)) for path, kind in kinds if path is not None
         ]
