@@ -60,6 +60,8 @@ class Attribution:
     """[B]: the logit that is explained (inherent explanations)."""
     bias: float = 0.0
     """The constant that the model adds to every logit."""
+    computed_in: torch.dtype | None = None
+    """What the model multiplied in, where that is not the dtype of the map (half precision)."""
 
     def completeness_error(self) -> Tensor:
         """Measures by how much the contributions miss the logit.
@@ -123,10 +125,7 @@ def incompleteness(attribution: Attribution, why: str = "") -> str | None:
         A sentence, or None where they add up.
     """
     assert attribution.residual is not None and attribution.logit is not None
-    device = attribution.map.device.type
-    dtype = attribution.map.dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = attribution.computed_in or computed_in(attribution.map)
     tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.float32])
     error = attribution.completeness_error()
     parts = (attribution.residual, attribution.logit)
@@ -140,6 +139,12 @@ def incompleteness(attribution: Attribution, why: str = "") -> str | None:
         f"{tolerance:.0e} is the tolerance in {str(dtype).removeprefix('torch.')}: "
         f"{why or 'compute in a wider dtype, and check that weights and images are finite'}."
     )
+
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The dtype that products of ``tensor`` are computed in: autocast's, or its own."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 # Whether the caller checks what an explainer returns, and by which rule.

@@ -7,7 +7,7 @@ the residual. Nothing is left over by construction; ``Attribution.completeness_e
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +20,14 @@ from bcosvit.attribution.base import (
     Explainer,
     Target,
     check_direct_call,
+    computed_in,
     register_explainer,
     resolve_target,
 )
 from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.nn.encoding import check_images
 from bcosvit.nn.views import DynamicModule, M, frozen_view, unwrapped
+from bcosvit.ops.dispatch import HALF_DTYPES, wide
 
 
 class InherentExplainer(Explainer):
@@ -76,9 +78,9 @@ def attribute(
     rows_at_once: int,
 ) -> Attribution:
     """Rows of W(x) by a probed view and its way from an encoded image to logits."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), _products_in_half(images):
         with torch.no_grad():
-            encoded = view.encoding.encode(images)
+            encoded = _as_seen(view.encoding.encode(images))
         logits = from_encoded(encoded.requires_grad_())
         classes = resolve_target(target, logits.detach())
         seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
@@ -100,6 +102,7 @@ def attribute(
         logits=logits.detach(),
         logit=logits.detach().gather(1, classes.view(len(images), -1)).view_as(classes),
         bias=view.logit.bias,
+        computed_in=computed_in(images),
     )
     return check_direct_call(found)
 
@@ -130,20 +133,49 @@ def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tu
         # A model without constants never touches the probe.
         return tuple(grad for grad in found if grad is not None)
 
-    for scale in (2.0**24, 2.0**12, 1.0) if _in_float16(encoded) else (1.0,):
+    def scaled(scale: float) -> tuple[Tensor, Tensor]:
         weights, *share = (torch.vmap(rows) if seed.ndim == 3 else rows)(scale * seed)
         # Zero, not rounding, where there are no constants.
         residual = share[0] if share else probe.new_zeros(seed.shape[:-1])
-        if weights.isfinite().all() and residual.isfinite().all():
+        # Wide, since float16 might not hold them unscaled.
+        return wide(weights) / scale, wide(residual) / scale
+
+    first, *smaller = (2.0**24, 2.0**12, 2.0**8, 2.0**4, 1.0) if _in_float16(encoded) else (1.0,)
+    weights, residual = scaled(first)
+    for scale in smaller:
+        # A sample that overflowed takes a smaller scale; the others keep their digits.
+        finite = weights.isfinite().flatten(-3).all(-1) & residual.isfinite()
+        if finite.all():
             break
-    return weights / scale, residual / scale
+        instead = scaled(scale)
+        weights = torch.where(finite[..., None, None, None], weights, instead[0])
+        residual = torch.where(finite, residual, instead[1])
+    return weights, residual
+
+
+def _products_in_half(images: Tensor) -> AbstractContextManager[object]:
+    """For half-precision images: autocast, so that layers keep float32 between their products."""
+    device = images.device.type
+    asked = images.dtype in HALF_DTYPES and torch.amp.is_autocast_available(device)
+    if not asked or torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, images.dtype)
+
+
+def _as_seen(encoded: Tensor) -> Tensor:
+    """The encoded image as the first product reads it, in at least float32.
+
+    Pixels have a few hundred values, whose rounding would not average out.
+    """
+    device = encoded.device.type
+    if not torch.is_autocast_enabled(device) or encoded.dtype == torch.float64:
+        return encoded
+    return encoded.to(torch.get_autocast_dtype(device)).float()
 
 
 def _in_float16(encoded: Tensor) -> bool:
     """Whether rows of W(x) could vanish: float16 ends at 6e-8, and logits are scaled by 1e-3."""
-    device = encoded.device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return torch.float16 in (encoded.dtype, autocast)
+    return computed_in(encoded) == torch.float16
 
 
 class CompiledInherent(InherentExplainer):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule
-from bcosvit.ops.dispatch import weight_norms, wide, window_sums
+from bcosvit.ops.dispatch import narrowed, weight_norms, wide, window_sums
 from bcosvit.ops.products import convolution, linear, matmul
 
 EPS = 1e-6
@@ -67,7 +67,7 @@ class ConvertedLayer(DynamicModule):
         bound = (input_norm * weight_norm).clamp_min(torch.finfo(linear.dtype).tiny)
         cosine = (self.constant(linear).abs() / self.constant(bound)).clamp(SMALLEST_COSINE, 1.0)
         # exp(log) takes a tenth of the time of a general power, and is exactly 1 at B = 1.
-        return (torch.exp((b - 1) * cosine.log()) * linear).to(y.dtype)
+        return narrowed(torch.exp((b - 1) * cosine.log()) * linear, y, frozen=self.frozen)
 
 
 def _parameter(shape: list[int] | None) -> nn.Parameter | None:
@@ -119,6 +119,10 @@ class ConvertedConv(ConvertedLayer):
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         options = (self.stride, self.padding, self.dilation, self.groups)
+        if self.frozen and weight.shape[1] == 1 and torch.is_autocast_enabled(x.device.type):
+            # One channel per group is few multiplications: half precision would gain little.
+            with torch.autocast(x.device.type, enabled=False):
+                return convolution(wide(x), wide(weight), bias, *options, frozen=True)
         return convolution(x, weight, bias, *options, frozen=self.frozen)
 
     def patch_norms(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -288,7 +292,8 @@ class ConvertedBatchNorm(ConvertedLayer):
             # One pass over memory where the layer is compiled, and in float32.
             y = wide(x) * scale.view(shape) + (fade * constant).view(shape)
             return y.to(x.dtype)
-        return self.shifted(x * scale.to(x.dtype).view(shape), constant.view(shape), fade)
+        y = narrowed(wide(x) * scale.view(shape), x, frozen=self.frozen)
+        return self.shifted(y, constant.view(shape), fade)
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """This batch's statistics; the running ones move towards them."""
@@ -362,7 +367,7 @@ class ConvertedNorm(ConvertedLayer):
             weight = None if weight is None else weight.view(shape)
             bias = None if bias is None else bias.view(shape)
         y = self.shifted(y if weight is None else y * weight, bias, fade)
-        return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
+        return narrowed(y, x, frozen=True)
 
     def extra_repr(self) -> str:
         return f"{self.kind!r}, eps={self.eps:g}"

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from bcosvit.nn.views import DynamicModule, twin_of
-from bcosvit.ops.dispatch import wide
+from bcosvit.ops.dispatch import narrowed, wide
 
 
 @twin_of(nn.LayerNorm)
@@ -18,6 +18,9 @@ class LayerNorm(DynamicModule, nn.LayerNorm):
 
     def standardize(self, x: Tensor) -> Tensor:
         """The ordinary LayerNorm, for an ``x`` that no gradient is asked for in a frozen view."""
+        if self.frozen and self.weight is not None and x.dtype != self.weight.dtype:
+            # Wider in an explanation in half precision than the model computes it.
+            x = x.to(self.weight.dtype)
         return nn.LayerNorm.forward(self, x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,7 +35,7 @@ class LayerNorm(DynamicModule, nn.LayerNorm):
         if self.bias is not None:
             y = y + self.offset(self.bias, y)
         # As `super().forward` does: autocast keeps the result wide.
-        return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
+        return narrowed(y, x, frozen=True)
 
 
 class BatchNormUncentered2d(DynamicModule, nn.BatchNorm2d):

@@ -11,7 +11,15 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from bcosvit.ops.dispatch import Backend, constant_if, use_triton, wide, window_sums
+from bcosvit.ops.dispatch import (
+    Backend,
+    constant_if,
+    matching,
+    narrowed,
+    use_triton,
+    wide,
+    window_sums,
+)
 from bcosvit.ops.products import convolution, linear
 
 Pair = tuple[int, int]
@@ -61,7 +69,7 @@ def bcos_linear(
     if use_triton(backend, x):
         from bcosvit.ops import bcos_triton
 
-        run = bcos_triton.bcos_linear
+        run, weight = bcos_triton.bcos_linear, matching(weight, x, frozen=frozen)
         return run(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)[0]
     units = linear(x, weight, frozen=frozen)
     norm = row_norms(x, b, eps, frozen)
@@ -146,7 +154,7 @@ def bcos_conv2d(
         from bcosvit.ops import bcos_triton
 
         how: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "eps": eps}
-        run = bcos_triton.bcos_conv2d
+        run, weight = bcos_triton.bcos_conv2d, matching(weight, x, frozen=frozen)
         return run(x, weight, **window, groups=groups, **how, frozen=frozen)
     units = convolution(x, weight, **window, groups=groups, frozen=frozen)
     largest = largest_units(units, maxout, dim=1)
@@ -157,7 +165,7 @@ def bcos_conv2d(
     norm = (window_sums(squares, kernel, **window) + eps).sqrt()
     per_group = wide(largest).unflatten(1, (groups, -1))
     scaled = _cosine_scaled(per_group, norm.unsqueeze(2), b, scale, frozen)
-    return scaled.flatten(1, 2).to(largest.dtype)
+    return narrowed(scaled.flatten(1, 2), largest, frozen=frozen)
 
 
 def bcos_scale(
@@ -205,7 +213,7 @@ def _scaled_units(
     if b == 1:
         return scale * linear
     assert norm is not None
-    return _cosine_scaled(wide(linear), norm, b, scale, frozen).to(linear.dtype)
+    return narrowed(_cosine_scaled(wide(linear), norm, b, scale, frozen), linear, frozen=frozen)
 
 
 def _cosine_scaled(linear: Tensor, norm: Tensor, b: float, scale: float, frozen: bool) -> Tensor:

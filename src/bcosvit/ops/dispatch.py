@@ -84,6 +84,24 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
+def narrowed(tensor: Tensor, like: Tensor, *, frozen: bool) -> Tensor:
+    """What a layer returns for an input ``like``: wide where autocast runs a frozen view.
+
+    There products narrow their inputs themselves. Between them nothing is rounded, since both
+    passes round, and differently, so that contributions would miss the logit.
+    """
+    if frozen and torch.is_autocast_enabled(tensor.device.type):
+        return tensor
+    return tensor.to(like.dtype)
+
+
+def matching(weight: Tensor, x: Tensor, *, frozen: bool) -> Tensor:
+    """``weight`` for a product with ``x``, which a frozen view may keep wider than the model."""
+    if not frozen or weight.dtype not in HALF_DTYPES or x.dtype != torch.float32:
+        return weight
+    return weight if torch.is_autocast_enabled(x.device.type) else weight.float()
+
+
 def unit_rows(weight: Tensor) -> Tensor:
     """ŵ of the paper's Eq. (8): the weight of every output unit, scaled to norm one.
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.ops.dispatch import launches_directly
+from bcosvit.ops.dispatch import launches_directly, matching
 
 _EXACT = ("ieee", "none")
 _CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
@@ -40,6 +40,7 @@ def rounds(device: str, op: str) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, frozen: bool) -> Tensor:
     """``F.linear``; with all of float32 in both passes if ``frozen`` is set."""
+    weight = matching(weight, x, frozen=frozen)
     if not _is_full(x, frozen, "matmul"):
         return F.linear(x, weight, bias)
     rows = matmul(x.reshape(-1, x.shape[-1]), weight.T, frozen=True)
@@ -83,6 +84,7 @@ def convolution(
         torch.Size([1, 3, 3, 3])
     """
     dims = weight.ndim - 2
+    weight = matching(weight, x, frozen=frozen)
     if not _is_full(x, frozen, "conv"):
         return _CONVOLUTIONS[dims - 1](x, weight, bias, stride, padding, dilation, groups)
     if isinstance(padding, str):
