@@ -1,6 +1,9 @@
 """Masks from files are found by name, read in all formats, and cut like their pictures."""
 
+import io
 import json
+import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -138,3 +141,133 @@ def test_masks_of_other_sizes_or_names_are_refused(tmp_path, pictures, square):
         [wrong.masks()(index) for index in range(len(wrong))]
     with pytest.raises(SourceError, match="neither"):
         MaskFiles(tmp_path / "nothing")
+
+
+def npy(shape, content=b""):
+    """An array file that says it has this shape."""
+    file = io.BytesIO()
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + content
+
+
+def zipped(name, content):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def voc(width, height, right="5"):
+    box = f"<xmin>1</xmin><ymin>1</ymin><xmax>{right}</xmax><ymax>5</ymax>"
+    size = f"<size><width>{width}</width><height>{height}</height></size>"
+    return f"<a>{size}<object><bndbox>{box}</bndbox></object></a>".encode()
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+"""Pillow would start Ghostscript for it, whatever the file's name."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.png", POSTSCRIPT, "not an image of a known format"),
+        ("x.npy", npy((10**6, 10**6)), "300 MB are allowed"),
+        ("x.npy", npy((-5, -5), b"0" * 25), "300 MB are allowed"),
+        ("x.npy", npy((5, 5), b"0" * 24), "it ends after 24 of 25 bytes"),
+        ("x.npz", zipped("mask.npy", npy((10**5, 10**5))), "300 MB are allowed"),
+        ("x.npz", zipped("a.txt", b""), "it holds no array"),
+        ("x.npz", b"PK\x05\x06" + bytes(30), "cannot be read"),
+        ("x.xml", voc(10**6, 10**6), "100,000,000 are allowed"),
+        ("x.xml", voc("inf", 10), "coordinates beyond"),
+        ("x.xml", voc(10, 10, "inf"), "coordinates beyond"),
+        ("x.xml", voc(10, 10) + b"<", "cannot be read"),
+        ("x.xml", voc(10, 10).replace(b"<a>", b"<a>" + b" " * 10**7, 1), "larger than 10 MB"),
+    ],
+)
+def test_hostile_files_are_refused_in_one_sentence(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=says) as said:
+        MaskFiles(tmp_path).mask("x.jpg")
+    assert str(said.value).startswith(f"The mask {tmp_path / name} cannot be read (")
+
+
+def test_arrays_with_objects_are_not_unpickled(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[{}]], dtype=object))
+    with pytest.raises(SourceError, match="expected numbers or truth values"):
+        MaskFiles(tmp_path).mask("x.jpg")
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.npy", "x.xml"])
+def test_pipes_are_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="not a regular file"):
+        MaskFiles(tmp_path).mask("x.jpg")
+
+
+SQUARE = [[0, 0, 5, 0, 5, 5, 0, 5]]
+
+
+def annotations(path, shape, **image):
+    known = {"id": 1, "file_name": "x.jpg", "height": 10, "width": 10, **image}
+    objects = [{"image_id": 1, "segmentation": shape}]
+    path.write_text(json.dumps({"images": [known], "annotations": objects}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "says"),
+    [
+        (SQUARE, {"height": 10**6, "width": 10**6}, "100,000,000 are allowed"),
+        (SQUARE, {"height": -5}, "does not say the picture's size"),
+        (SQUARE, {"height": float("inf")}, "no file of COCO's annotations"),
+        (SQUARE, {"file_name": ""}, "no file of COCO's annotations"),
+        (SQUARE, {"file_name": 5}, "no file of COCO's annotations"),
+        ([[0, 0, 5]], {}, "cannot be read"),
+        ([["a", "b", "c", "d"]], {}, "could not convert"),
+        ([[float("nan")] * 6], {}, "coordinates beyond"),
+        ([[0, 0, 1e30, 5, 0, 5]], {}, "coordinates beyond"),
+        ([SQUARE[0], 5], {}, "not iterable"),
+        ([[0, 0, 5, 10**4] * 400], {"height": 10**4}, "would take too long"),
+        ([SQUARE[0]] * 6_000, {"height": 10**5}, "would take too long"),
+        ({"counts": [0, 10**12]}, {}, "do not add up to the 100 pixels"),
+        ({"counts": [-5, 105]}, {}, "do not add up"),
+        ({"counts": [5, 5]}, {}, "do not add up"),
+        ({"counts": "o" * 5}, {}, "end early"),
+        ({"counts": "o" * 500_000 + "0"}, {}, "damaged"),
+        ({"counts": "~~~"}, {}, "damaged"),
+        ({"counts": 7}, {}, "not iterable"),
+        ({"size": [10, 10]}, {}, "counts"),
+        (["a", 1, 2, 3], {}, "could not convert"),
+        ([1, 2, 3], {}, "not enough values"),
+        ([float("inf"), 1, 2, 3], {}, "coordinates beyond"),
+        (7, {}, "not iterable"),
+    ],
+)
+def test_hostile_annotations_are_refused_in_one_sentence(tmp_path, shape, image, says):
+    path = annotations(tmp_path / "a.json", shape, **image)
+    with pytest.raises(SourceError, match=says):
+        MaskFiles(path).mask("x.jpg")
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[]", '{"images": 5, "annotations": []}', "\xff"]
+)
+def test_what_is_no_file_of_annotations(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(SourceError, match="no file of COCO's annotations"):
+        MaskFiles(path)
+
+
+def test_several_kinds_of_shapes_are_one_mask(tmp_path):
+    path = annotations(tmp_path / "a.json", SQUARE)
+    content = json.loads(path.read_text())
+    runs = {"counts": [90, 10]}
+    content["annotations"] += [
+        {"image_id": 1, "segmentation": each} for each in (runs, [7, 7, 2, 2])
+    ]
+    path.write_text(json.dumps(content))
+    expected = np.zeros((10, 10), np.bool_)
+    expected[:6, :6] = expected[:, 9] = expected[7:9, 7:9] = True
+    assert np.array_equal(MaskFiles(path).mask("x.jpg"), expected)

@@ -27,13 +27,14 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
@@ -52,6 +53,7 @@ from torch import Tensor
 
 __all__ = ["EXTENSIONS", "ImageError", "ImageSource", "list_images", "read_image", "to_tensor"]
 
+_Converted = TypeVar("_Converted")
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 
 # fmt: off
@@ -137,6 +139,52 @@ def read_image(
             f"max_pixels and at_least must be positive, not {max_pixels} and {at_least}."
         )
     label = name if name is not None else _label(source)
+
+    def convert(image: ImageFile.ImageFile) -> tuple[Image.Image, Image.Transpose | None]:
+        return _to_rgb(image), _UPRIGHT.get(_orientation(image))
+
+    rgb, turn = _decoded(source, max_pixels, at_least, label, convert)
+    if turn is not None:
+        rgb = rgb.transpose(turn)
+    # An orientation tag left behind would make a later reader rotate the image again.
+    rgb.info.clear()
+    return rgb
+
+
+def read_labels(source: ImageSource, *, max_pixels: int = 100_000_000) -> NDArray[Any]:
+    """Reads an image whose pixels are numbers, such as a mask, with the limits of `read_image`.
+
+    Args:
+        source: As for `read_image`.
+        max_pixels: As for `read_image`.
+
+    Returns:
+        The numbers [H, W] as they are stored: of a palette its positions, not its colors. Colors
+        become gray.
+
+    Raises:
+        ImageError: As for `read_image`.
+
+    Examples:
+        >>> read_labels("photo.jpg").ndim
+        2
+    """
+
+    def convert(image: ImageFile.ImageFile) -> NDArray[Any]:
+        single = image.mode in ("1", "L", "P", "I", "I;16")
+        return np.array(image if single else image.convert("L"))
+
+    return _decoded(source, max_pixels, None, _label(source), convert)
+
+
+def _decoded(
+    source: ImageSource,
+    max_pixels: int,
+    at_least: int | None,
+    label: str,
+    convert: Callable[[ImageFile.ImageFile], _Converted],
+) -> _Converted:
+    """Decodes within limits, and returns what ``convert`` makes of it."""
     _silence_pillow()
     try:
         with _stream(source, label) as stream:
@@ -151,10 +199,7 @@ def read_image(
                 image.draft(None, (at_least, at_least))
             _check_cost(image, (width, height), max(_BYTES, 3 * max_pixels), label)
             image.load()
-            turn = _UPRIGHT.get(_orientation(image))
-            rgb = _to_rgb(image)
-            # Its pixels need not wait for the end of the rotation.
-            del image
+            return convert(image)
     except ImageError:
         raise
     # On damaged data Pillow's decoders raise nearly every kind of exception.
@@ -164,11 +209,6 @@ def read_image(
             f"The image {label} is damaged or of an unsupported kind ({reason}): "
             "replace or remove it."
         ) from error
-    if turn is not None:
-        rgb = rgb.transpose(turn)
-    # An orientation tag left behind would make a later reader rotate the image again.
-    rgb.info.clear()
-    return rgb
 
 
 def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Path]:

@@ -3,14 +3,21 @@
 A picture and its mask are matched by name: ``masks/tench/n01.png`` is the mask of the picture
 ``tench/n01.jpg``, and of ``val/tench/n01.jpg`` as well. A mask has the size of its picture, or at
 least its proportions, and passes through the same transform, so that it is cut like the picture.
+
+Masks may come from anywhere, so that what a file says is checked before anything is allocated or
+drawn: sizes, numbers of values, and how long it takes to draw all objects of a picture.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import stat
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from bcosvit.data.dataset import SourceError
+from bcosvit.data.images import read_labels
 
 __all__ = ["MaskFiles"]
 
@@ -25,6 +33,15 @@ VOID = 255
 """What Pascal VOC and others write where it is uncertain what a pixel belongs to."""
 
 _SUFFIXES = (".png", ".npz", ".npy", ".xml", ".gif", ".bmp", ".tif", ".tiff")
+
+PIXELS = 100_000_000
+"""What a mask may have, as pictures may."""
+BYTES = 300_000_000
+"""Of an array."""
+XML_BYTES = 10_000_000
+"""Of a file with boxes."""
+WORK = 2_000_000_000
+"""Pixels that are looked at to draw all objects of a picture, which takes seconds."""
 
 Mask = NDArray[np.bool_]
 
@@ -108,16 +125,23 @@ class MaskFiles:
         name = self.find(key)
         if name is None:
             return None
-        if self._coco is not None:
-            return _draw_coco(self._coco[name], class_name)
-        path = self.path / self._files[name]
+        of_coco = f"{self.path} of {name}"
+        where = of_coco if self._coco is not None else str(self.path / self._files[name])
         try:
+            if self._coco is not None:
+                return _draw_coco(self._coco[name], class_name)
+            path = _regular(self.path / self._files[name])
             if path.suffix.lower() == ".xml":
                 return _draw_voc(path, class_name)
-            return self._selected(_read_labels(path))
-        except (OSError, ValueError, KeyError, SyntaxError, ElementTree.ParseError) as error:
+            labels = np.squeeze(_read_array(path)) if _is_array(path) else read_labels(path)
+            if labels.ndim != 2:
+                raise ValueError(f"it has shape {list(labels.shape)}, expected [H, W]")
+            return self._selected(labels)
+        # On damaged data those who read them raise nearly every kind of exception.
+        except Exception as error:
+            reason = str(error).strip().rstrip(".") or type(error).__name__
             raise SourceError(
-                f"The mask {path} cannot be read ({error}): replace or remove it."
+                f"The mask {where} cannot be read ({reason}): replace or remove it."
             ) from error
 
     def _selected(self, labels: NDArray[Any]) -> Mask:
@@ -131,21 +155,49 @@ class MaskFiles:
         return chosen
 
 
-def _read_labels(path: Path) -> NDArray[Any]:
-    if path.suffix.lower() in (".npz", ".npy"):
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            with loaded as arrays:
-                loaded = arrays["mask"] if "mask" in arrays.files else arrays[arrays.files[0]]
-        labels = np.squeeze(loaded)
-    else:
-        with Image.open(path) as image:
-            # A palette's numbers are the labels, not its colors.
-            single = image.mode in ("1", "L", "P", "I", "I;16")
-            labels = np.asarray(image if single else image.convert("L"))
-    if labels.ndim != 2:
-        raise ValueError(f"it has shape {list(labels.shape)}, expected [H, W]")
-    return labels
+def _is_array(path: Path) -> bool:
+    return path.suffix.lower() in (".npz", ".npy")
+
+
+def _regular(path: Path) -> Path:
+    """The path, if opening it does not wait for ever, as for a pipe."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is not a regular file")
+    return path
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    """Reads the array ``mask``, or the first one, of a file of NumPy's."""
+    if path.suffix.lower() == ".npy":
+        with path.open("rb") as file:
+            return _read_npy(file)
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        if not names:
+            raise ValueError("it holds no array")
+        with archive.open("mask.npy" if "mask.npy" in names else names[0]) as file:
+            return _read_npy(file)
+
+
+def _read_npy(file: IO[bytes]) -> NDArray[Any]:
+    """Reads an array of numbers whose size is known before anything is allocated."""
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(file)
+    if version not in headers:
+        raise ValueError(f"it is of version {version} of NumPy's format, 1.0 and 2.0 are known")
+    shape, in_columns, dtype = headers[version](file)
+    if dtype.kind not in "biuf":
+        raise ValueError(f"its values are {dtype}, expected numbers or truth values")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > BYTES:
+        raise ValueError(f"it has shape {list(shape)}, and {BYTES / 1e6:.0f} MB are allowed")
+    content = file.read(size)
+    if len(content) < size:
+        raise ValueError(f"it ends after {len(content)} of {size} bytes")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if in_columns else "C")
 
 
 def _of_class(objects: Sequence[tuple[str, Any]], class_name: str | None) -> list[Any]:
@@ -153,83 +205,131 @@ def _of_class(objects: Sequence[tuple[str, Any]], class_name: str | None) -> lis
     return own or [each for _, each in objects]
 
 
-def _draw_voc(path: Path, class_name: str | None) -> Mask | None:
-    root = ElementTree.parse(path).getroot()
-    width, height = (int(float(root.findtext(f"size/{side}", "0"))) for side in ("width", "height"))
-    if width < 1 or height < 1:
+def _canvas(height: int, width: int) -> Mask:
+    """An empty mask."""
+    if height < 1 or width < 1:
         raise ValueError("it does not say the picture's size")
+    if height * width > PIXELS:
+        raise ValueError(f"it has {width} × {height} pixels, and {PIXELS:,} are allowed")
+    return np.zeros((height, width), np.bool_)
+
+
+def _numbers(values: Any) -> list[float]:
+    """Coordinates, which are finite, and not so large that drawing them overflows."""
+    found = [float(value) for value in values]
+    if not all(abs(value) <= 1e9 for value in found):
+        raise ValueError("it has coordinates beyond 1e9")
+    return found
+
+
+def _check_work(work: float) -> None:
+    if work > WORK:
+        raise ValueError("it has so many objects that drawing them would take too long")
+
+
+def _draw_voc(path: Path, class_name: str | None) -> Mask | None:
+    if path.stat().st_size > XML_BYTES:
+        raise ValueError(f"it is larger than {XML_BYTES // 1_000_000} MB")
+    root = ElementTree.parse(path).getroot()
+    sides = _numbers(root.findtext(f"size/{side}", "0") for side in ("width", "height"))
+    width, height = map(int, sides)
     objects = []
     for each in root.iter("object"):
         box = each.find("bndbox")
         if box is not None:
-            edges = [float(box.findtext(n, "nan")) for n in ("xmin", "ymin", "xmax", "ymax")]
+            edges = _numbers(box.findtext(n, "nan") for n in ("xmin", "ymin", "xmax", "ymax"))
             objects.append((each.findtext("name", ""), edges))
-    mask = np.zeros((height, width), np.bool_)
-    for left, top, right, bottom in _of_class(objects, class_name):
+    mask, drawn = _canvas(height, width), _of_class(objects, class_name)
+    _check_work(len(drawn) * mask.size / 16)
+    for left, top, right, bottom in drawn:
         # Pixels count from 1, both ends included.
-        mask[max(0, round(top) - 1) : round(bottom), max(0, round(left) - 1) : round(right)] = True
+        rows = slice(max(0, round(top) - 1), max(0, round(bottom)))
+        mask[rows, max(0, round(left) - 1) : max(0, round(right))] = True
     return mask if mask.any() else None
 
 
 def _read_coco(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(_regular(path).read_text(encoding="utf-8"))
         names = {each["id"]: str(each["name"]) for each in content.get("categories", ())}
         images: dict[Any, dict[str, Any]] = {}
         for image in content["images"]:
             size = (int(image["height"]), int(image["width"]))
-            images[image["id"]] = {"name": image["file_name"], "size": size, "objects": []}
+            name = PurePosixPath(image["file_name"]).with_suffix("").as_posix()
+            images[image["id"]] = {"name": name, "size": size, "objects": []}
         for each in content["annotations"]:
             if each["image_id"] in images:
                 shape = each.get("segmentation") or each["bbox"]
                 name = names.get(each.get("category_id"), "")
                 images[each["image_id"]]["objects"].append((name, shape))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # Whatever is where something else is expected.
+    except Exception as error:
         raise SourceError(
             f"{path} is no file of COCO's annotations ({error!r}): it needs images and annotations."
         ) from error
-    return {
-        PurePosixPath(each["name"]).with_suffix("").as_posix(): each
-        for each in images.values()
-        if each["objects"]
-    }
+    return {each["name"]: each for each in images.values() if each["objects"]}
 
 
 def _draw_coco(image: Mapping[str, Any], class_name: str | None) -> Mask | None:
     height, width = image["size"]
-    mask = np.zeros((height, width), np.bool_)
+    mask, work = _canvas(height, width), 0.0
+    # Run lengths go down the columns.
+    columns = np.zeros(mask.size, np.bool_)
+    canvas = Image.new("1", (width, height))
+    draw = ImageDraw.Draw(canvas)
     for shape in _of_class(image["objects"], class_name):
         if isinstance(shape, dict):
-            counts = shape["counts"]
-            runs = _run_lengths(counts) if isinstance(counts, str) else counts
-            values = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.bool_)
-            # Run lengths go down the columns.
-            mask |= values[: height * width].reshape(width, height).T
-        elif shape and isinstance(shape[0], list):
-            canvas = Image.new("1", (width, height))
+            ends = np.cumsum(_runs_of(shape, mask.size))
+            _check_work(work := work + mask.size / 16 + 100 * len(ends))
+            for start, end in zip(ends[::2], ends[1::2], strict=False):
+                columns[start:end] = True
+        elif isinstance(shape, list) and isinstance(shape[0], list):
             for polygon in shape:
-                points = list(zip(polygon[::2], polygon[1::2], strict=True))
-                ImageDraw.Draw(canvas).polygon(points, fill=1, outline=1)
-            mask |= np.asarray(canvas)
+                points = list(zip(*[iter(_numbers(polygon))] * 2, strict=True))
+                _check_work(work := work + _polygon_work(points, height))
+                draw.polygon(points, fill=1, outline=1)
         else:
-            left, top, wide, high = shape
+            left, top, wide, high = _numbers(shape)
+            _check_work(work := work + mask.size / 16)
             rows = slice(max(0, round(top)), max(0, round(top + high)))
             mask[rows, max(0, round(left)) : max(0, round(left + wide))] = True
+    mask |= np.asarray(canvas)
+    mask |= columns.reshape(width, height).T
     return mask if mask.any() else None
+
+
+def _polygon_work(points: Sequence[tuple[float, float]], height: int) -> float:
+    """Every row looks at all edges, and sorts its crossings with them, which takes much longer."""
+    rows = np.clip([y for _, y in points], 0, height)
+    crossings = np.abs(rows - np.roll(rows, 1)).sum()
+    return height * len(points) + 300 * float(crossings)
+
+
+def _runs_of(shape: Mapping[str, Any], pixels: int) -> list[int]:
+    """Run lengths, of zeros and ones in turn."""
+    counts = shape["counts"]
+    runs = _run_lengths(counts) if isinstance(counts, str) else [int(each) for each in counts]
+    if min(runs, default=-1) < 0 or sum(runs) != pixels:
+        raise ValueError(f"its run lengths do not add up to the {pixels:,} pixels of the picture")
+    return runs
 
 
 def _run_lengths(text: str) -> list[int]:
     """COCO's compressed run lengths: 5 bits per character, then differences to the one before."""
     runs: list[int] = []
-    at = 0
-    while at < len(text):
-        value, shift, more = 0, 0, True
-        while more:
-            code = ord(text[at]) - 48
-            value |= (code & 0x1F) << shift
-            more = bool(code & 0x20)
-            at, shift = at + 1, shift + 5
-            if not more and code & 0x10:
-                value |= -1 << shift
+    value, shift = 0, 0
+    for character in text:
+        code = ord(character) - 48
+        if not 0 <= code < 64 or shift > 30:
+            raise ValueError("its run lengths are damaged")
+        value |= (code & 0x1F) << shift
+        shift += 5
+        if code & 0x20:
+            continue
+        if code & 0x10:
+            value |= -1 << shift
         runs.append(value + runs[-2] if len(runs) > 2 else value)
+        value, shift = 0, 0
+    if shift:
+        raise ValueError("its run lengths end early")
     return runs
