@@ -66,6 +66,23 @@ def test_of_two_commands_with_one_output_the_second_is_told(folder, lock, out, c
         pass
 
 
+def test_names_cannot_command_the_terminal(folder):
+    (folder / "pictures" / "0000.png").rename(folder / "pictures" / "a\x1b[2J[red].png")
+    (folder / "pictures" / "b\x1b[2J.png").write_bytes(b"no picture")
+    result = run("explain", "pictures", "--weights", "model.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "a\\x1b[2J[red].png" in result.stdout
+    assert "\x1b[2J" not in result.output
+
+
+def test_errors_cannot_command_the_terminal(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bcosvit", "explain", "missing\x1b[2J.png"])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "missing\\x1b[2J.png" in said and "\x1b[2J" not in said
+
+
 def test_explain_by_default(folder):
     result = run("explain", "pictures/0000.png", "--weights", "model.safetensors")
     lines = result.stdout.splitlines()

@@ -4,6 +4,7 @@ import difflib
 import importlib
 from collections.abc import Iterable, Sequence
 from types import ModuleType
+from unicodedata import category
 
 
 def and_more(items: Iterable[object], most: int = 5) -> str:
@@ -44,6 +45,25 @@ def printable(text: str, most: int = 200) -> str:
     shown = text[:most] + ("…" if len(text) > most else "")
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown
+    )
+
+
+def for_terminal(text: str) -> str:
+    """Makes text that may name files fit for a terminal, which obeys control characters.
+
+    Args:
+        text: A line of text.
+
+    Returns:
+        The text, with escapes instead of control characters and of what is not valid Unicode.
+
+    Examples:
+        >>> for_terminal("ünder\\x1b[2J")
+        'ünder\\\\x1b[2J'
+    """
+    odd = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(
+        each.encode("unicode_escape").decode() if category(each) in odd else each for each in text
     )
 
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 import bcosvit
 from bcosvit.attribution import CompletenessWarning
-from bcosvit.auditing import run
+from bcosvit.auditing import report, run
 from bcosvit.auditing.clusters import class_evidence
 from bcosvit.auditing.evidence import (
     FOR_LABEL,
@@ -302,6 +303,90 @@ def test_audits_that_cannot_be_served(trained, audited, tmp_path):
     (tmp_path / "other" / "source.json").write_text(json.dumps({**source, "split": "val"}))
     with pytest.raises(ValueError, match="not what they were"):
         audit_routes(service, tmp_path / "other")
+
+
+def test_pages_run_nothing_and_show_nothing_but_the_audit(trained, audited, tmp_path, monkeypatch):
+    testclient = pytest.importorskip("starlette.testclient")
+    from starlette.applications import Starlette
+
+    from bcosvit.data.dataset import LabeledImages
+    from bcosvit.web.audits import audit_routes
+    from bcosvit.web.service import ExplanationService
+
+    folder = tmp_path / "hostile"
+    shutil.copytree(audited.folder, folder)
+    (tmp_path / "secret.csv").write_text("secret")
+    (folder / "more.csv").symlink_to(tmp_path / "secret.csv")
+    (folder / "report.html").write_text("<script>alert(1)</script>")
+    summary = json.loads((folder / "audit.json").read_text())
+    summary["classes"][0]["class"] = "<script>alert(2)</script>"
+    (folder / "audit.json").write_text(json.dumps(summary))
+    service = ExplanationService(predictor=bcosvit.Predictor.load(trained[1], "cpu"))
+    client = testclient.TestClient(Starlette(routes=[audit_routes(service, folder)]))
+    assert client.get("/audit/more.csv").status_code == 404
+    for path in ("", "list/class-0", "picture/3"):
+        answer = client.get(f"/audit/{path}")
+        assert answer.status_code == 200
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "script-src" not in answer.headers["content-security-policy"]
+    assert "<script>" not in client.get("/audit/list/class-0").text
+
+    def gone(self, index):
+        raise bcosvit.data.SourceError("It is gone.")
+
+    monkeypatch.setattr(LabeledImages, "__getitem__", gone)
+    for path in ("picture/3", "thumbnail/3"):
+        assert client.get(f"/audit/{path}").status_code == 404
+    broken = {
+        "audit.json": [
+            "[1]",
+            json.dumps({**summary, "mistakes": ["<script>"]}),
+            json.dumps({**summary, "clusters": []}),
+            json.dumps({key: value for key, value in summary.items() if key != "classes"}),
+        ],
+        "source.json": ["[]", "{}", "{"],
+    }
+    for name, contents in broken.items():
+        before = (folder / name).read_text()
+        for content in contents:
+            (folder / name).write_text(content)
+            with pytest.raises(ValueError, match=r"holds no finished audit|is damaged"):
+                audit_routes(service, folder)
+        (folder / name).write_text(before)
+
+
+def test_damaged_evidence_is_told(audited, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(audited.folder, folder)
+    chunk = chunk_path(folder, 0)
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-1000])
+    with pytest.raises(ValueError, match="is damaged"):
+        Evidence(folder)
+    # It says that a cell is in a picture that does not exist.
+    tensors = load_file(chunk_path(audited.folder, 0))
+    save_file({**tensors, "cell_picture": tensors["cell_picture"] + 10_000}, chunk)
+    with pytest.raises(ValueError, match="is damaged"):
+        Evidence(folder)
+    chunk.write_bytes(content)
+    settings = json.loads((folder / "settings.json").read_text())
+    for changes, says in (
+        ({"chunk": 0}, "holds no evidence"),
+        ({"chunk": 1, "pictures": 10**9}, "lacks 999999999 of 1000000000 parts"),
+        ({"pictures": "many"}, "holds no evidence"),
+    ):
+        (folder / "settings.json").write_text(json.dumps({**settings, **changes}))
+        with pytest.raises(ValueError, match=says):
+            Evidence(folder)
+
+
+def test_tables_with_names_that_are_not_unicode(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    report._write_parquet(tmp_path / "t.parquet", {"key": ["a\udcff.png", "b"], "n": [1, 2]})
+    assert parquet.read_table(tmp_path / "t.parquet").to_pydict() == {
+        "key": ["a\\udcff.png", "b"],
+        "n": [1, 2],
+    }
 
 
 RUN = """

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
@@ -114,13 +114,24 @@ class Evidence:
         self.folder = Path(folder)
         self.settings = read_settings(folder)
         count = -(-self.settings.pictures // self.settings.chunk)
-        self._files = [chunk_path(folder, number) for number in range(count)]
-        missing = [path for path in self._files if not path.exists()]
-        if missing:
+        # As many as there are: settings of unknown origin may say any number.
+        there = {path.name for path in self.folder.glob("evidence-*.safetensors")}
+        self._files = [chunk_path(folder, number) for number in range(min(count, len(there) + 1))]
+        found = sum(path.name in there for path in self._files)
+        if found < count:
             raise ValueError(
-                f"{folder} lacks {len(missing)} of {count} parts of the evidence; run the audit "
+                f"{folder} lacks {count - found} of {count} parts of the evidence; run the audit "
                 f"again, which computes what is missing."
             )
+        try:
+            self._read_parts()
+        except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"The evidence in {folder} is damaged ({error!r}); remove its "
+                f"evidence-*.safetensors and run the audit again."
+            ) from error
+
+    def _read_parts(self) -> None:
         parts = [_read(path) for path in self._files]
         keys = [key for part in parts for key in json.loads(bytes(part.pop("keys")))]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -535,8 +546,11 @@ def read_settings(folder: str | Path) -> EvidenceSettings:
     path = Path(folder, SETTINGS)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("pictures", "grid", "strong", "batch_size", "chunk"):
+            if type(values[name]) is not int or not 1 <= values[name] <= 1_000_000_000:
+                raise ValueError(f"{name} is not a number that an audit has")
         return EvidenceSettings(**{**values, "classes": tuple(values["classes"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no evidence of an audit; give the folder that an audit has written."
         ) from error

@@ -283,8 +283,19 @@ def _write_parquet(path: Path, columns: Columns) -> None:
     except ImportError:
         return
     if columns:
+        # Names of files need not be valid Unicode; in the CSV files they are written alike.
+        valid = {name: _valid(column) for name, column in columns.items()}
         with atomic(path) as temporary:
-            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), temporary)
+            pyarrow.parquet.write_table(pyarrow.table(valid), temporary)
+
+
+def _valid(column: Sequence[Any] | Array) -> Sequence[Any] | Array:
+    if isinstance(column, np.ndarray) and column.dtype != object:
+        return column
+    return [
+        each.encode("utf-8", "backslashreplace").decode() if isinstance(each, str) else each
+        for each in column
+    ]
 
 
 class Shown:
@@ -556,7 +567,7 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
     """
     try:
         return dict(json.loads(Path(folder, SUMMARY).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no finished audit; give the folder that `bcosvit audit` has written."
         ) from error

@@ -21,6 +21,7 @@ from bcosvit.cli import (
     train,
 )
 from bcosvit.cli.names import ListingCommand
+from bcosvit.messages import for_terminal
 
 app = typer.Typer(
     help="Vision transformers that explain themselves.",
@@ -82,5 +83,6 @@ def main() -> None:
 
 
 def _print_error(message: str) -> None:
-    # Messages contain shapes and names, which may look like markup.
+    # Messages contain shapes and names, which may look like markup, or like commands to a terminal.
+    message = "\n".join(for_terminal(line) for line in message.splitlines())
     Console(stderr=True).print(f"[bold red]Error:[/] {escape(message)}", highlight=False)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bcosvit.cli.names import complete
-from bcosvit.messages import percent
+from bcosvit.messages import for_terminal, percent
 from bcosvit.shipped import DEFAULT
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ def print_predictions(found: "Outcome") -> None:
     table.add_column("Probability", justify="right")
     for prediction in found.predictions:
         for row, entry in enumerate(prediction.entries if single else prediction.entries[:1]):
-            name = prediction.name if row == 0 else ""
+            name = for_terminal(prediction.name) if row == 0 else ""
             table.add_row(escape(name), escape(entry["class"]), percent(entry["probability"]))
     console = Console()
     console.print(table, highlight=False)
     for prediction in found.predictions:
         if note := prediction.unlike_note:
-            text = note if single else f"{prediction.name}: {note}"
+            text = note if single else f"{for_terminal(prediction.name)}: {note}"
             console.print(text, style="yellow", highlight=False, soft_wrap=True, markup=False)
     if (more := found.explained - len(found.predictions)) > 0:
         console.print(f"and {more} more", highlight=False)

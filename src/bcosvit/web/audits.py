@@ -25,6 +25,9 @@ from bcosvit.web.service import ExplanationService
 AT_ONCE = 200
 """Pictures that a list shows."""
 
+POLICY = "default-src 'none'; img-src data: 'self'; style-src 'unsafe-inline'"
+"""Nothing runs on these pages, whoever has written the report."""
+
 _FILES = {".csv": "text/csv", ".parquet": "application/octet-stream", ".json": "application/json"}
 
 
@@ -57,17 +60,18 @@ def audit_routes(service: ExplanationService, folder: str | Path) -> Mount:
 class _Pages:
     def __init__(self, service: ExplanationService, folder: Path) -> None:
         self.service, self.folder = service, folder
-        self.summary = read_summary(folder)
-        source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-        predictor = service.predictor
-        self.pictures, _ = open_pictures(
-            predictor,
-            source["data"],
-            split=source["split"],
-            limit=source["limit"],
-            seed=source["seed"],
-        )
-        if self.pictures.fingerprint() != self.summary["settings"]["data"]:
+        summary = read_summary(folder)
+        try:
+            self.lists, fingerprint = _lists(summary), str(summary["settings"]["data"])
+            source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+            opened = {name: source[name] for name in ("data", "split", "limit", "seed")}
+        # Whatever is where something else is expected.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"The audit in {folder} is damaged ({error!r}); run the audit again."
+            ) from error
+        self.pictures, _ = open_pictures(service.predictor, **opened)
+        if self.pictures.fingerprint() != fingerprint:
             raise ValueError(
                 f"The data of the audit {folder} are not what they were; run the audit again."
             )
@@ -93,14 +97,17 @@ class _Pages:
             '<h3>The most confident mistakes <a href="list/mistakes">All</a></h3>',
         )
         policy = "img-src data: 'self'; style-src"
-        return HTMLResponse(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
+        return _page(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
 
     def picture(self, request: Request) -> Response:
         index = request.path_params["index"]
         if not 0 <= index < len(self.pictures):
             return Response("There is no such picture.", 404)
         predictor = self.service.predictor
-        image, label, key = self.pictures[index]
+        try:
+            image, label, key = self.pictures[index]
+        except (OSError, ValueError):
+            return Response("The picture cannot be read any more.", 404)
         predicted = predictor.explain(image, methods=[]).top(1)[0]
         found = predictor.explain(image, list(dict.fromkeys([predicted, label])), name=key)
         methods = list(found.attributions)
@@ -113,28 +120,23 @@ class _Pages:
             path = Path(folder, "page.html")
             with html_report(path, info) as add:
                 add(0, found)
-            return HTMLResponse(path.read_text(encoding="utf-8"))
+            return _page(path.read_text(encoding="utf-8"))
 
     def thumbnail(self, request: Request) -> Response:
         index = request.path_params["index"]
         if not 0 <= index < len(self.pictures):
             return Response("There is no such picture.", 404)
-        data = photo_bytes(photo_image(self.pictures[index][0]))
+        try:
+            data = photo_bytes(photo_image(self.pictures[index][0]))
+        except (OSError, ValueError):
+            return Response("The picture cannot be read any more.", 404)
         kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
         return Response(data, media_type=f"image/{kind}")
 
     def list(self, request: Request) -> Response:
-        lists = {
-            "mistakes": ("Mistakes", self.summary["mistakes"]),
-            **{key: (f"Cluster {key}", each) for key, each in self.summary["clusters"].items()},
-            **{
-                f"class-{each['label']}": (each["class"], each["pictures"])
-                for each in self.summary["classes"]
-            },
-        }
-        if request.path_params["name"] not in lists:
+        if request.path_params["name"] not in self.lists:
             return Response("There is no such list.", 404)
-        title, indices = lists[request.path_params["name"]]
+        title, indices = self.lists[request.path_params["name"]]
         shown = "".join(
             f'<a href="../picture/{index}"><img loading="lazy" alt="Picture {index}" '
             f'src="../thumbnail/{index}"></a>'
@@ -149,7 +151,7 @@ class _Pages:
         count = f"{len(indices)} picture{'s' if len(indices) != 1 else ''}"
         if len(indices) > AT_ONCE:
             count += f", the first {AT_ONCE} of them here"
-        return HTMLResponse(
+        return _page(
             f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
             f'content="width=device-width"><title>{escape(title)}</title><style>{style}</style>'
             f'<p><a href="../">Report</a></p><h1>{escape(title)}: {count}</h1>'
@@ -160,7 +162,29 @@ class _Pages:
         path = Path(request.path_params["file"])
         allowed = len(path.parts) == 1 and path.suffix in _FILES
         inside = len(path.parts) == 2 and path.parts[0] == PICTURES and path.suffix == ".jpg"
-        full = self.folder / path
-        if ".." in path.parts or not (allowed or inside) or not full.is_file():
+        full = (self.folder / path).resolve()
+        # A link leads to files that are not the audit's.
+        own = full.is_relative_to(self.folder.resolve()) and full.is_file()
+        if ".." in path.parts or not (allowed or inside) or not own:
             return Response("There is no such file.", 404)
         return FileResponse(full, media_type=_FILES.get(path.suffix, "image/jpeg"))
+
+
+def _page(content: str) -> HTMLResponse:
+    return HTMLResponse(content, headers={"content-security-policy": POLICY})
+
+
+def _lists(summary: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
+    """The lists of pictures, each with its title, by name."""
+    lists = {
+        "mistakes": ("Mistakes", summary["mistakes"]),
+        **{key: (f"Cluster {key}", each) for key, each in summary["clusters"].items()},
+        **{
+            f"class-{each['label']}": (each["class"], each["pictures"])
+            for each in summary["classes"]
+        },
+    }
+    return {
+        name: (str(title), [int(index) for index in indices])
+        for name, (title, indices) in lists.items()
+    }
