@@ -1,6 +1,7 @@
 """Tar shards in every layout that is accepted, and every mistake that is refused."""
 
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -111,6 +112,10 @@ SHARD_MISTAKES = {
     "no label": ({"a.png": png(), "b.png": png()}, "a.png has no label"),
     "no images": ({"a.cls": b"1"}, "no images"),
     "single class": (class_folders("", {"a": 3}), "single class"),
+    "deep json": (
+        {"a.png": png(), "a.json": b"[" * 100_000},
+        "a.json cannot be understood",
+    ),
     "bad json": ({"a.png": png(), "a.json": b"{"}, "a.json cannot be understood"),
     "odd label": ({"a.png": png(), "a.json": b'{"label": [1]}'}, "is \\[1\\]"),
     "mixed labels": (
@@ -183,3 +188,9 @@ def test_an_archive_beside_its_pictures_is_not_a_shard(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "download.tar").write_bytes(b"")
     assert open_source(tmp_path).classes == ("a", "b")
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.tar")
+    with pytest.raises(SourceError, match="not a regular file"):
+        open_source(tmp_path / "x.tar")

@@ -260,6 +260,9 @@ def _classes(
 
 def _walk(path: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """The plain, visible files of an archive, by its headers alone."""
+    # Opening a pipe would wait for ever.
+    if not path.is_file():
+        raise SourceError(f"The shard {path} is not a regular file: give the path of a tar file.")
     size = path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
@@ -291,7 +294,7 @@ def _label(data: bytes, ending: str, where: str) -> int | str | None:
             value = named[0]
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value):
             value = int(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(
             f"The label file {where} cannot be understood: a .cls file holds a number or a name, a "
             ".json file an object with 'label', 'cls' or 'class'."
