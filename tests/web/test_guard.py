@@ -87,6 +87,8 @@ PHOTO = object()
         ("predict", [PHOTO, {"a": 1}], 422, "top is wrong"),
         ("predict", ["photo.jpg", 5], 422, "picture is wrong: give an uploaded file"),
         ("predict", [{"path": 5, "meta": META}, 5], 422, "picture is wrong"),
+        ("predict", [{"path": "a\0b", "meta": META}, 5], 422, "picture is wrong"),
+        ("predict", [{"path": "a" * 5000, "meta": META}, 5], 422, "picture is wrong"),
         ("explain", [PHOTO, 3, "", 0.5, False], 422, "label is wrong: give a text"),
         ("explain", [PHOTO, "", "", 0.5, "yes"], 422, "joint is wrong: give true or false"),
         ("explain", [PHOTO, "", "", 0.5, False, 1], 422, "strict is wrong: give true or false"),
@@ -132,6 +134,7 @@ def test_mistakes_in_arguments(server, endpoint, data, status, says):
         ("GET", "file=http://127.0.0.1:9/", {}, 404),
         ("POST", "vibe-edit", {"json": {}}, 404),
         ("POST", "upload", {"content": b"no form"}, 400),
+        ("POST", "upload", {"files": {"files": ("", b"content")}}, 400),
     ],
 )
 def test_mistakes_in_requests(server, method, path, options, status):

@@ -124,7 +124,7 @@ def _is_of(kind: str, value: Any) -> bool:
     if not isinstance(value, dict) or value.get("meta") != {"_type": "gradio.FileData"}:
         return False
     path = value.get("path")
-    return isinstance(path, str) and "://" not in path
+    return isinstance(path, str) and len(path) < 1000 and "://" not in path and "\0" not in path
 
 
 def endpoint_functions(

@@ -120,6 +120,11 @@ class Guard:
         except Exception as error:
             if request.refusal is not None:
                 await request.refuse(request.refusal)
+            elif request.path == PREFIX + "upload" and isinstance(
+                error, AttributeError | TypeError
+            ):
+                # Gradio takes a field without the name of a file for one.
+                await request.refuse(Refusal(400, _NO_FILE))
             elif not request.gone:
                 # One line for whoever runs the server; users get a sentence.
                 print(f"{scope['path']}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -167,6 +172,7 @@ class Guard:
 
 
 WENT_WRONG = "Something went wrong on the server; try again, or tell whoever runs it."
+_NO_FILE = "The upload holds no file; send each picture as a form field files with a file name."
 _TOO_SLOW = "The request took too long to arrive; send it again over a faster connection."
 
 
