@@ -1,5 +1,6 @@
 """Small models and pictures that every test can share."""
 
+import gc
 import os
 from typing import Any
 
@@ -13,6 +14,14 @@ if not torch.cuda.is_available():
 from bcosvit import DenseNetConfig, ModelConfig, StemConfig, create_model
 from bcosvit.models import Classifier
 from bcosvit.registry import Registry
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> None:
+    """What has been imported so far is not looked at again whenever garbage is collected, which
+    takes more time than small tests and runs do themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
