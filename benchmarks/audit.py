@@ -22,8 +22,8 @@ import math
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,8 @@ def alike(labels: Tensor, label: int, seed: int, part: int) -> Tensor:
 def train_small(data: Planted, seed: int, epochs: int = 8, device: str = "cpu") -> AnyModel:
     """The model of the recipe `quick`, in a plain loop without augmentation."""
     torch.manual_seed(seed)
-    model = bcosvit.create_model(QUICK_MODEL).to(device).train()
+    config = replace(QUICK_MODEL, num_classes=int(data.labels.max()) + 1)
+    model = bcosvit.create_model(config).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     steps = epochs * (len(data) // 32)
 
@@ -167,7 +168,7 @@ def train_small(data: Planted, seed: int, epochs: int = 8, device: str = "cpu") 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     generator = torch.Generator().manual_seed(seed)
     images = data.images.to(device)
-    targets = F.one_hot(data.labels, QUICK_MODEL.num_classes).float().to(device)
+    targets = F.one_hot(data.labels, config.num_classes).float().to(device)
     for _ in range(epochs):
         for chosen in torch.randperm(len(data), generator=generator).split(32):
             if len(chosen) == 32:
@@ -316,6 +317,8 @@ class Job:
     per_class: tuple[int, int]
     """Photographs of each class to train on and to audit."""
     device: str
+    models: Path | None = None
+    """A folder in which small models are kept, so that a changed audit does not train them anew."""
 
     @property
     def name(self) -> tuple[str, str, float, int]:
@@ -325,6 +328,16 @@ class Job:
         if self.study in ALIKE:
             labels = alike(labels, label, self.seed, part)
         return Planted.of(clean, labels, self.cue, self.rate, label, self.seed, part)
+
+    def trained(self, train: Callable[[], AnyModel]) -> AnyModel:
+        """The model of this run, from the folder where it is there."""
+        if self.models is None:
+            return train()
+        name = f"{self.study}-{self.cue or 'clean'}-{self.rate}-{self.seed}.safetensors"
+        if not (self.models / name).exists():
+            self.models.mkdir(parents=True, exist_ok=True)
+            bcosvit.save(train(), self.models / name)
+        return bcosvit.load(self.models / name).eval().to(self.device)
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -347,7 +360,17 @@ def scene_study(job: Job) -> tuple[AnyModel, Planted, int]:
     )
     # What few pictures say takes longer to be learned.
     epochs = 8 if job.study == "scenes" else 16
-    return train_small(train, job.seed, epochs, job.device), val, label
+    return job.trained(lambda: train_small(train, job.seed, epochs, job.device)), val, label
+
+
+def small_photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
+    """Reduced photographs of four classes, and a small model that is trained from scratch."""
+    train, val = (
+        job.planted(*small_photographs(job.data, split, job.seed), 0, part)
+        for part, split in enumerate(("train", "val"))
+    )
+    epochs = 16 if job.study in ALIKE else 8
+    return job.trained(lambda: train_small(train, job.seed, epochs, job.device)), val, 0
 
 
 def photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
@@ -364,7 +387,7 @@ def photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
     return train_blocks(base, tokens, train.labels, job.seed), val, label
 
 
-ALIKE = ("alike", "photos-alike")
+ALIKE = ("alike", "photos-alike", "small-photos-alike")
 """Studies in which two classes cannot be told apart but by the cue."""
 STUDIES = {
     "scenes": scene_study,
@@ -372,6 +395,8 @@ STUDIES = {
     "alike": scene_study,
     "photos": photo_study,
     "photos-alike": photo_study,
+    "small-photos": small_photo_study,
+    "small-photos-alike": small_photo_study,
 }
 
 
@@ -417,6 +442,30 @@ def write_row(out: Path, row: dict[str, Any]) -> None:
     with (out / "runs.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "first")}, flush=True)
+
+
+def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
+    """Photographs of a few classes, 400 of each to train on and 200 to audit, 48 pixels wide."""
+    from PIL import Image
+
+    from bcosvit.data.dataset import open_source
+
+    source = open_source(data)
+    part = getattr(source, split)
+    chosen = [(seed + number) % len(source.classes) for number in range(classes)]
+    count, found = {"train": 400, "val": 200}[split], {label: [] for label in chosen}
+    for position in range(len(part)):
+        label = part.label(position)
+        if label in found and len(found[label]) < count:
+            image = part[position][0].convert("RGB")
+            side = min(image.size)
+            left, top = ((length - side) // 2 for length in image.size)
+            cut = image.crop((left, top, left + side, top + side))
+            small = cut.resize((SIZE, SIZE), Image.Resampling.BOX)
+            found[label].append(torch.from_numpy(np.asarray(small).copy()))
+    pixels = torch.stack([image for label in chosen for image in found[label]])
+    labels = torch.cat([torch.full((len(found[c]),), n) for n, c in enumerate(chosen)])
+    return pixels.permute(0, 3, 1, 2).float() / 255, labels
 
 
 @cache
@@ -610,6 +659,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", type=Path, help="a folder in which small models are kept")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--cues", nargs="+", default=("", *CUES), help="clean: without a cue")
+    parser.add_argument("--train-only", action="store_true", help="models, without audits")
     parser.add_argument("--pictures", type=int, default=256, help="of speed")
     parser.add_argument("--batch-size", type=int, default=32, help="of speed")
     parser.add_argument("--model", default=DEFAULT, help="of speed")
@@ -619,10 +672,16 @@ def main() -> None:
         return measure_speed(given.out, given.model, given.pictures, given.batch_size, given.device)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            Job(*name, Path(folder), given.data, tuple(given.per_class), given.device)
+            Job(*name, Path(folder), given.data, tuple(given.per_class), given.device, given.models)
             for name in all_jobs([each for each in given.study if each in STUDIES], given.seeds)
-            if not name[2] or name[2] in given.rates
+            if (not name[2] or name[2] in given.rates)
+            and name[3] >= given.first_seed
+            and (name[1] or "clean") in [each or "clean" for each in given.cues]
         ]
+        if given.train_only:
+            for job in jobs:
+                STUDIES[job.study](job)
+            return
         if jobs:
             run_all(given.out, jobs, given.processes, given.minutes, part=tuple(given.part))
     table(given.out)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,16 @@ from bcosvit.auditing.evidence import (
 from bcosvit.auditing.mistakes import find_mistakes, grouped
 from bcosvit.auditing.report import write_audit
 from bcosvit.auditing.run import open_pictures
-from bcosvit.auditing.suspicions import _permutation, find_suspicions
+from bcosvit.auditing.suspicions import (
+    Candidate,
+    _alike,
+    _chosen,
+    _colors,
+    _margins,
+    _recolored,
+    find_suspicions,
+    permutation_test,
+)
 from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
 
@@ -182,11 +192,57 @@ def test_the_tag_is_the_first_suspicion(trained, tmp_path):
 
 
 def test_permutation_counts_all_flips_of_signs():
-    for difference in ([1, 1, 0, -1, 1], [0, 0], [-1, -1, 1], [1] * 8):
+    random = np.random.default_rng(0).integers(-1000, 1000, 9) / 1000
+    for difference in ([1, 1, 0, -1, 1], [-1, -1, 1], [1] * 8, [1, *random]):
         values = np.array(difference, float)
         flips = [np.dot(signs, values) for signs in itertools.product((-1, 1), repeat=len(values))]
-        expected = np.mean(np.array(flips) >= values.sum())
-        assert _permutation(values) == pytest.approx(expected)
+        expected = np.mean(np.array(flips) >= values.sum() - 1e-9)
+        assert permutation_test(values) == pytest.approx(expected)
+    assert permutation_test(np.zeros(3)) == 1
+
+
+def test_casts_move_black_and_white_points_only():
+    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.2
+    black, white = _colors(images).unbind(1)
+    assert torch.equal(black, images.flatten(2).amin(2))
+    new = torch.tensor([[0.1, 0.0, 0.0], [0.9, 0.7, 0.5]]).expand(3, 2, 3)
+    changed = _recolored(images, new)
+    assert torch.allclose(_colors(changed), new, atol=1e-6)
+    assert torch.allclose(_recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
+
+
+def test_borders_are_alike_and_backgrounds_are_not():
+    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    framed = images.clone()
+    framed[..., 0, :] = framed[..., -1, :] = framed[..., :, 0] = framed[..., :, -1] = 0.4
+
+    class Bench:
+        def images(self, numbers):
+            return framed[numbers] if numbers[0] < 4 else images[numbers]
+
+    assert _alike(Bench(), np.arange(4), np.arange(4, 8)) == pytest.approx(1)
+    assert _alike(Bench(), np.arange(4, 8), np.arange(4, 8)) == pytest.approx(0)
+
+
+def test_margins_are_above_the_largest_other_logit():
+    logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
+    assert _margins(logits, 0).tolist() == [1, -5]
+    assert _margins(logits, np.array([2, 1])).tolist() == [-1, 1]
+
+
+def test_the_control_does_not_touch_the_cue(trained, tmp_path):
+    collect(trained, tmp_path / "one")
+    evidence = Evidence(tmp_path / "one")
+    cluster = class_evidence(evidence)[0].clusters[0]
+    bench = SimpleNamespace(evidence=evidence)
+    cue, control = _chosen(bench, Candidate(label=0, kind="cells", cluster=cluster), [0, 2])
+    for number, mine, other in zip((0, 2), cue, control, strict=True):
+        cells = np.zeros((8, 8), bool)
+        cells.flat[cluster.cells_of(evidence, number)] = True
+        near = torch.nn.functional.max_pool2d(torch.from_numpy(cells)[None].float(), 3, 1, 1)[0]
+        assert mine.sum() == other.sum() <= 3 and not (mine & ~torch.from_numpy(cells)).any()
+        # Unless everything is near.
+        assert (near > 0).all() or not (other & (near > 0)).any()
 
 
 def test_mistakes_are_grouped_and_ordered(trained, tmp_path):

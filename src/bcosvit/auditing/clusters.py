@@ -1,9 +1,9 @@
 """What a class is made of: its strong cells, grouped by what they look like to the model.
 
-Cells that look nearly alike in many pictures are found by density (HDBSCAN); the other strong cells
-are divided by k-means, so that each belongs to a cluster. Shares are exact: the contributions of
-all clusters and of the remaining weak cells, the residual and the bias add up to the mean logit of
-the class.
+Cells that look nearly alike in many pictures are found by density (HDBSCAN); the other cells are
+divided by k-means, the strongest ones first, so that each belongs to a cluster. Shares are exact:
+the contributions of all clusters and of the remaining weak cells, the residual and the bias add up
+to the mean logit of the class.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,12 @@ AT_MOST = 4000
 """Cells of a class by which clusters are found; further ones join the nearest cluster."""
 LOOSE = 4
 """Clusters that k-means makes of the cells that density does not group."""
+STRONG = 3
+"""Clusters that k-means makes of the strongest of these cells, before the others."""
+STRONGEST = 0.05
+"""The share of a class's cells that count as the strongest."""
+TIGHT = 0.6
+"""The spread, relative to that of the class, up to which a group is dense."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +146,7 @@ def _clusters(
     if not len(rows):
         return []
     points, project = _components(evidence.descriptors[rows])
-    groups, dense = _grouped(points, pictures, seed)
+    groups, dense = _grouped(points, evidence.cell_sum[rows], pictures, seed)
     scale = float(np.linalg.norm(points, axis=1).mean()) or 1.0
     others = np.flatnonzero(for_label & ~own)
     foreign = project(evidence.descriptors[others[:: max(1, len(others) // AT_MOST)]])
@@ -199,28 +205,45 @@ def _components(descriptors: Array) -> tuple[Array, Any]:
     return (values - center) @ axes, lambda other: (other.astype(np.float64) - center) @ axes
 
 
-def _grouped(points: Array, pictures: int, seed: int) -> tuple[Array, int]:
+def _grouped(points: Array, sums: Array, pictures: int, seed: int) -> tuple[Array, int]:
     """The group of each cell, and how many of the groups are dense; those come first."""
     from sklearn.cluster import HDBSCAN, KMeans
 
     chosen = np.arange(len(points))
     if len(points) > AT_MOST:
         chosen = np.sort(np.random.default_rng(seed).permutation(len(points))[:AT_MOST])
-    some = points[chosen]
+    some, sums = points[chosen], sums[chosen]
     groups = np.full(len(some), -1)
     kept = min(1.0, AT_MOST / len(points))
     smallest = max(5, round(0.06 * pictures * kept))
     if len(some) >= 2 * smallest:
         groups = HDBSCAN(min_cluster_size=smallest, copy=True).fit_predict(some)
-    dense = int(groups.max()) + 1
-    loose = np.flatnonzero(groups < 0)
-    count = min(LOOSE, len(loose) // 5) or (1 if len(loose) else 0)
-    if count:
-        found = KMeans(count, n_init=4, random_state=seed).fit_predict(some[loose])
-        groups[loose] = dense + found
+    scale = np.linalg.norm(some - some.mean(0), axis=1).mean()
+    tight = [
+        group
+        for group in range(groups.max() + 1)
+        if _spread(some[groups == group]) <= TIGHT * scale
+    ]
+    place = {group: number for number, group in enumerate(tight)}
+    groups = np.array([place.get(group, -1) for group in groups.tolist()])
+    # A cue that matters is among the strongest cells, even where few pictures have it.
+    strong = sums >= np.quantile(sums, 1 - STRONGEST)
+    count = len(tight)
+    for parts, some_cells in ((STRONG, strong), (LOOSE, ~strong)):
+        loose = np.flatnonzero((groups < 0) & some_cells)
+        parts = min(parts, len(loose) // 5) or (1 if len(loose) else 0)
+        if parts:
+            found = KMeans(parts, n_init=4, random_state=seed).fit_predict(some[loose])
+            groups[loose] = count + found
+            count += parts
     if len(chosen) == len(points):
-        return groups, dense
+        return groups, len(tight)
     centers = np.stack([some[groups == group].mean(0) for group in range(groups.max() + 1)])
     every = np.linalg.norm(points[:, None] - centers[None], axis=2).argmin(1)
     every[chosen] = groups
-    return every, dense
+    return every, len(tight)
+
+
+def _spread(points: Array) -> float:
+    """The mean distance from the center."""
+    return float(np.linalg.norm(points - points.mean(0), axis=1).mean())

@@ -3,26 +3,29 @@
 A cue is a cluster of cells, the edge of the pictures, or their cast of color. It is tested by two
 interventions, each beside its control:
 
-* **Transfer**: the cue is copied from a picture of the class onto pictures of other classes. If the
-  model then predicts the class, the cue alone is enough. A cluster transfers only a few cells (5 %
-  of the picture, drawn at random where it has more), and the control copies as many of the
-  picture's other cells, the strongest ones: parts of an object are about as good as each other, a
-  cue is better than all of them. For edge and color, the control is the same transfer from pictures
-  of other classes.
+* **Transfer**: the cue is copied from a picture of the class onto a picture of the class's rival,
+  the class that comes next once the cue is removed. If the model then predicts the class, the cue
+  alone is enough. A cluster transfers only a few cells (5 % of the picture, at least three, beside
+  each other where it has more), and the control copies as many of the picture's other cells, the
+  strongest ones that do not touch the cluster: parts of an object are about as good as each other,
+  a cue is better than all of them. For edge and color, the sources are the pictures of the class
+  that need them most, and the control is the same transfer from other pictures of the rival.
 * **Removal**: the cue's cells are set to zero in the encoded picture, which is nothing to a B-cos
-  model; the edge too; a cast of color is replaced by the mean colors of the data. If the model does
-  not predict the class any more, it needed the cue. The control removes as many other cells, or
-  edge and cast of pictures of other classes.
+  model; the edge too; a cast of color is replaced by the data's mean black and white points. If
+  the model does not predict the class any more, it needed the cue. The control removes as many
+  other cells, or edge and cast of pictures of other classes.
 
-The p-value is that of an exact permutation test of the transfer (the signs of the differences from
-the control are flipped), corrected for all candidates by Holm's method. A suspicion is called
-significant if the corrected p-value is below 0.05 and the effect is large, too: the transfer turns
-at least 40 % more of the pictures than the control does, with the lower end of the 95 % interval
-above 25 %. Small effects are everywhere and would be false alarms.
-Of casts of color 60 % and 40 % are asked, since colors say something about many objects.
+The effect of a transfer is measured on margins (the logit of the class less the largest other one):
+how far it moves pictures toward those that the cue comes from, less the control, so that 0 is
+nothing and 1 the whole way. The p-value is that of an exact permutation test of these differences
+(their signs are flipped; transfers from the same picture count once), corrected for all candidates
+by Holm's method. A suspicion is called significant if the corrected p-value is below 0.05 and the
+effect is large, too: the transfer turns at least 40 % more of the pictures than the control does,
+and the lower end of the effect's 95 % interval is above 30 %. Small effects are everywhere and
+would be false alarms. Of casts of color 75 % and 40 % are asked, since colors say something about
+many objects. Edges must be nearly the same in all sources, as a border is and a background is not.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,16 +44,29 @@ AREA = 0.05
 """The share of a picture's cells that is transferred or removed at most."""
 EDGE = 1 / 16
 """The width of the edge, as a share of the side."""
-LEAST = {"cells": (0.40, 0.25), "edge": (0.40, 0.25), "color": (0.60, 0.40)}
-"""The smallest effect that is called significant, and the smallest lower end of its interval."""
+LEAST = {"cells": (0.40, 0.30), "edge": (0.40, 0.30), "color": (0.75, 0.40)}
+"""What is called significant at least: the share of pictures that the transfer turns, less the
+control, and the lower end of the interval of its effect."""
+ALIKE = 0.9
+"""How much alike edges must be: those of photographs differ, a border does not."""
 ALPHA = 0.05
 DRAWS = 2000
 """Of intervals."""
+TAIL = 0.02
+"""The share of a picture's darkest and brightest pixels that are black and white."""
+CONSIDERED = 100
+"""Pictures of a class among which those that need their edge or colors most are looked for."""
+GIVEN_UP = 0.05
+"""The effect below which a candidate is given up after a few transfers."""
+LEAST_CELLS = 3
+"""Cells that are transferred even if they are more than ``AREA``."""
+COMPARED = 48
+"""Pictures of other classes that edges are compared with."""
 FEW = 12
 """Transfers after which a candidate without any effect is given up."""
 PER_CLASS = 5
-"""Clusters of a class that are tested, those with the largest shares."""
-SMALLEST_SHARE = 0.02
+"""Clusters of a class that are tested, those with the most evidence per picture."""
+SMALLEST_SHARE = 0.005
 SMALLEST_COUNT = 5
 """Clusters with less evidence or in fewer correct pictures are not tested."""
 
@@ -87,13 +103,19 @@ class Suspicion:
     turned: float
     """The share of other classes' pictures that become the class when the cue is copied there."""
     turned_control: float
+    effect: float
+    """How far the transfer moves pictures toward those that the cue comes from, less the control:
+    0 is not at all, and with 1 the class is as clear as there."""
     low: float
-    """The ends of the 95 % interval of ``turned − turned_control``."""
+    """The ends of the effect's 95 % interval."""
     high: float
     removals: int
     lost: float
     """The share of pictures that are not classified as the class once the cue is removed."""
     lost_control: float
+    needed: float
+    """How far the removal moves pictures away from the class, on the scale of ``effect``, less the
+    control."""
     becomes: tuple[tuple[str, float], ...]
     """What the pictures are then, most often first."""
     accuracy_with: float
@@ -102,6 +124,9 @@ class Suspicion:
     """Of the class's pictures that do not have it; None where there are none."""
     p: float
     """Of the permutation test, before correction."""
+    alike: float = 1.0
+    """How much less edges differ among the sources than elsewhere; 1 where they are the same, and
+    for other cues."""
     p_corrected: float = 1.0
     complete: bool = True
     """Whether all transfers were made; a candidate without effect is given up after a few."""
@@ -109,20 +134,21 @@ class Suspicion:
     """Pictures and by how much the logit of the class falls without the cue, the most first."""
 
     @property
-    def effect(self) -> float:
-        return self.turned - self.turned_control
-
-    @property
     def score(self) -> float:
         """What suspicions are ranked by: the effect of the transfer, relative to the smallest that
-        is called significant, and half of that of the removal."""
-        transferred = self.effect / LEAST[self.candidate.kind][0]
-        return transferred + max(0.0, self.lost - self.lost_control) / 2
+        is called significant."""
+        turned, low = LEAST[self.candidate.kind]
+        return (
+            max(0.0, self.alike)
+            * ((self.turned - self.turned_control) / turned + self.low / low)
+            / 2
+        )
 
     @property
     def significant(self) -> bool:
-        effect, low = LEAST[self.candidate.kind]
-        return self.p_corrected < ALPHA and self.effect >= effect and self.low >= low
+        turned, low = LEAST[self.candidate.kind]
+        large = self.turned - self.turned_control >= turned and self.low >= low
+        return self.p_corrected < ALPHA and large and self.alike >= ALIKE
 
     @property
     def reasons(self) -> list[str]:
@@ -145,7 +171,7 @@ class Suspicion:
                 f"where it is absent the class is recognized less often ({_percent(without)} "
                 f"instead of {_percent(self.accuracy_with)})"
             )
-        if self.effect >= LEAST[self.candidate.kind][0]:
+        if self.turned - self.turned_control >= LEAST[self.candidate.kind][0]:
             found.append("is enough by itself: other pictures become the class with it")
         if self.lost - self.lost_control >= 0.1:
             found.append(
@@ -167,18 +193,18 @@ class _Bench:
     pictures: Images
     evidence: Evidence
     batch_size: int
-    known_colors: dict[int, Array]
-    """Mean and standard deviation of pictures' colors [6], so that each is read once."""
+    known: dict[int, Tensor]
+    """Logits of pictures as they are."""
     mean: Tensor
-    """Mean and standard deviation of the data's colors [2, 3]."""
+    """Black and white point of the data's colors, on average [2, 3]."""
 
-    def colors(self, numbers: Array) -> Array:
-        """Mean and standard deviation of pictures' colors [n, 6]."""
-        for number in numbers.tolist():
-            if number not in self.known_colors:
-                colors = _colors(self.images(np.array([number])))[0]
-                self.known_colors[number] = colors.cpu().double().numpy().ravel()
-        return np.stack([self.known_colors[number] for number in numbers.tolist()])
+    def margins(self, numbers: Array, label: int | Array) -> Array:
+        """Margins of pictures as they are."""
+        new = [number for number in dict.fromkeys(numbers.tolist()) if number not in self.known]
+        for start in range(0, len(new), self.batch_size):
+            part = new[start : start + self.batch_size]
+            self.known.update(zip(part, self.logits(self.images(np.array(part))), strict=True))
+        return _margins(torch.stack([self.known[number] for number in numbers.tolist()]), label)
 
     def images(self, numbers: Array) -> Tensor:
         reference = next(self.model.parameters())
@@ -233,7 +259,7 @@ def find_suspicions(
         pictures=pictures,
         evidence=evidence,
         batch_size=batch_size,
-        known_colors={},
+        known={},
         mean=_mean_colors(pictures, evidence, seed).to(next(predictor.model.parameters())),
     )
     candidates = _candidates(evidence, classes)
@@ -288,35 +314,38 @@ def _measure(
     members = np.flatnonzero(evidence.label == label)
     has = members if candidate.cluster is None else candidate.cluster.pictures
     sources = has[evidence.correct[has]]
-    others = np.flatnonzero((evidence.label != label) & (evidence.predicted != label))
-    others = others[evidence.correct[others]]
+    others = np.flatnonzero(evidence.correct & (evidence.label != label))
     if len(sources) < SMALLEST_COUNT or not len(others):
         return None
     if candidate.kind != "cells":
-        # An edge or a cast need not be in all pictures: those in which it is strongest.
-        strength = _strength(bench, candidate.kind, sources, others)
-        most = max(SMALLEST_COUNT, len(sources) // 10)
-        sources = sources[np.argsort(-strength, kind="stable")[:most]]
+        # An edge or a cast need not be in all pictures: those that need it most.
+        sources = random.permutation(sources)[:CONSIDERED]
+        falls = bench.margins(sources, label) - _margins(_without(bench, candidate, sources), label)
+        most = max(FEW, len(sources) // 10)
+        sources = sources[np.argsort(-falls, kind="stable")[:most]]
     sources = random.permutation(sources)[:pairs]
-    from_ = sources[np.arange(pairs) % len(sources)]
-    onto = random.choice(others, pairs)
-    compare = random.choice(others, pairs)
+    compare = random.choice(others, len(sources))
+    without = _without(bench, candidate, sources)
+    classes = without.argmax(1).numpy()
+    lost_control, control_falls = _control_removal(bench, candidate, sources, compare)
+    from_ = np.arange(pairs) % len(sources)
+    onto = _rivals(evidence, without, label, others, from_, random)
+    before, after = bench.margins(sources, label), _margins(without, label)
+    gap = before[from_] - bench.margins(onto, label)
     few = min(FEW, pairs)
-    first = _transfer(bench, candidate, from_[:few], onto[:few], compare[:few])
-    complete = pairs == few or bool((first[0] - first[1]).mean() > 0.1)
+    cue, control = _transfer(bench, candidate, sources[from_[:few]], onto[:few], random)
+    complete = pairs == few or bool((cue - control).mean() > GIVEN_UP * gap[:few].mean())
     if complete and pairs > few:
-        more = _transfer(bench, candidate, from_[few:], onto[few:], compare[few:])
-        turned, control = (np.concatenate(both) for both in zip(first, more, strict=True))
-    else:
-        turned, control = first
-    used = from_[: len(turned)]
-    removed = np.unique(used)
-    difference = np.array([(turned - control)[used == each].mean() for each in removed])
-    lost, lost_control, classes = _removal(bench, candidate, removed, compare[: len(removed)])
+        more = _transfer(bench, candidate, sources[from_[few:]], onto[few:], random)
+        cue, control = (np.concatenate(both) for both in zip((cue, control), more, strict=True))
+    made = len(cue)
+    # Transfers from the same picture are not independent, so that pictures are counted.
+    used = np.unique(from_[:made])
+    moved = np.array([(cue - control)[from_[:made] == each].mean() for each in used])
+    scale = float(gap[:made].mean())
+    low, high = (end / scale for end in _interval(moved, random))
     names, counts = np.unique(classes[classes != label], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:3]
-    # Pictures that the cue comes from are resampled.
-    low, high = _interval(difference, random)
     absent = np.setdiff1d(members, has)
     return Suspicion(
         candidate=candidate,
@@ -324,41 +353,58 @@ def _measure(
         pictures=len(has),
         class_pictures=len(members),
         share=_share(bench, candidate, members),
-        transfers=len(turned),
-        turned=float(turned.mean()),
-        turned_control=float(control.mean()),
+        transfers=made,
+        turned=float((cue > 0).mean()),
+        turned_control=float((control > 0).mean()),
+        effect=float(moved.mean()) / scale,
         low=low,
         high=high,
-        removals=len(removed),
-        lost=float(lost.mean()),
-        lost_control=float(lost_control.mean()),
+        removals=len(sources),
+        lost=float((classes != label).mean()),
+        lost_control=lost_control,
+        needed=float((before - after).mean() - control_falls) / scale,
         becomes=tuple(
             (evidence.settings.classes[int(names[at])], float(counts[at] / len(classes)))
             for at in order
         ),
         accuracy_with=float(evidence.correct[has].mean()),
         accuracy_without=float(evidence.correct[absent].mean()) if len(absent) else None,
-        p=_permutation(turned - control) if complete else 1.0,
+        p=permutation_test(moved) if complete else 1.0,
+        alike=_alike(bench, sources, random.choice(others, COMPARED))
+        if candidate.kind == "edge"
+        else 1.0,
         complete=complete,
     )
 
 
-def _strength(bench: _Bench, kind: str, sources: Array, others: Array, most: int = 200) -> Array:
-    """How much of the cue there seems to be in pictures, by which those to copy are chosen."""
-    if kind == "edge":
-        cells = bench.evidence.cells[sources, 0].astype(np.float64)
-        return cells.sum((1, 2)) - cells[:, 1:-1, 1:-1].sum((1, 2))
-    # Along the line from the mean colors of other classes to those of the class.
-    own, other = bench.colors(sources), bench.colors(others[:: max(1, len(others) // most)])
-    scale = other.std(0) + 1e-6
-    away = (own - other.mean(0)) / scale
-    return away @ away.mean(0)
+def _margins(logits: Tensor, label: int | Array) -> Array:
+    """By how much the logit of a class is above all others; positive where it is predicted.
+
+    The class is the same for all pictures, or one of each.
+    """
+    labels = torch.as_tensor(label).expand(len(logits)).unsqueeze(1)
+    own = logits.gather(1, labels).squeeze(1)
+    return (own - logits.scatter(1, labels, -torch.inf).amax(1)).double().numpy()
+
+
+def _rivals(
+    evidence: Evidence, without: Tensor, label: int, others: Array, from_: Array, random: Any
+) -> Array:
+    """A picture to copy the cue onto for each transfer, of the class that the source is closest to
+    without the cue: a cue may decide between two classes only."""
+    without = without.clone()
+    without[:, label] = -torch.inf
+    found = []
+    for rival in without.argmax(1).numpy()[from_]:
+        theirs = others[evidence.label[others] == rival]
+        found.append(random.choice(theirs if len(theirs) else others))
+    return np.array(found)
 
 
 def _transfer(
-    bench: _Bench, candidate: Candidate, from_: Array, onto: Array, compare: Array
+    bench: _Bench, candidate: Candidate, from_: Array, onto: Array, random: Any
 ) -> tuple[Array, Array]:
-    """Whether pictures become the class when the cue is copied there, and in the control."""
+    """The margins of pictures when the cue is copied there, and in the control."""
     source, target = bench.images(from_), bench.images(onto)
     if candidate.kind == "cells":
         cue, control = (_pixels(each, source) for each in _chosen(bench, candidate, from_))
@@ -366,53 +412,76 @@ def _transfer(
         controls = torch.where(control[:, None], source, target)
     else:
         move = _copy_edge if candidate.kind == "edge" else _copy_color
-        images, controls = move(source, target), move(bench.images(compare), target)
-    return tuple(  # type: ignore[return-value]
-        (bench.logits(each).argmax(1) == candidate.label).double().numpy()
-        for each in (images, controls)
+        evidence = bench.evidence
+        # From other pictures of the class that the cue is copied onto.
+        compare = [
+            random.choice(np.flatnonzero(evidence.correct & (evidence.label == own)))
+            for own in evidence.label[onto]
+        ]
+        images, controls = move(source, target), move(bench.images(np.array(compare)), target)
+    return (
+        _margins(bench.logits(images), candidate.label),
+        _margins(bench.logits(controls), candidate.label),
     )
 
 
-def _removal(
-    bench: _Bench, candidate: Candidate, numbers: Array, compare: Array
-) -> tuple[Array, Array, Array]:
-    """Whether pictures lose the class without the cue, and in the control; and what they become."""
-    images = bench.images(numbers)
-    classes = _without(bench, candidate, images, numbers).argmax(1).numpy()
-    lost = (classes != candidate.label).astype(float)
-    if candidate.kind == "cells":
-        control = _pixels(_chosen(bench, candidate, numbers)[1], images)
-        others = bench.logits(images, control).argmax(1).numpy()
-        return lost, (others != candidate.label).astype(float), classes
-    others = _without(bench, candidate, bench.images(compare), compare).argmax(1).numpy()
-    return lost, (others != bench.evidence.label[compare]).astype(float), classes
-
-
-def _without(bench: _Bench, candidate: Candidate, images: Tensor, numbers: Array) -> Tensor:
+def _without(bench: _Bench, candidate: Candidate, numbers: Array) -> Tensor:
     """Logits without the cue."""
+    found = []
+    for start in range(0, len(numbers), bench.batch_size):
+        some = numbers[start : start + bench.batch_size]
+        images = bench.images(some)
+        if candidate.kind == "color":
+            images = _recolored(images, bench.mean.expand(len(images), -1, -1))
+            found.append(bench.logits(images))
+        else:
+            gone = (
+                _edge(images).expand(len(images), -1, -1)
+                if candidate.kind == "edge"
+                else _pixels(_chosen(bench, candidate, some)[0], images)
+            )
+            found.append(bench.logits(images, gone))
+    return torch.cat(found)
+
+
+def _control_removal(
+    bench: _Bench, candidate: Candidate, numbers: Array, compare: Array
+) -> tuple[float, float]:
+    """How many pictures lose their class in the control, and by how much margins fall."""
     if candidate.kind == "cells":
-        return bench.logits(images, _pixels(_chosen(bench, candidate, numbers)[0], images))
-    if candidate.kind == "edge":
-        return bench.logits(images, _edge(images).expand(len(images), -1, -1))
-    return bench.logits(_recolored(images, bench.mean.expand(len(images), -1, -1)))
+        images = bench.images(numbers)
+        gone = _pixels(_chosen(bench, candidate, numbers)[1], images)
+        after = _margins(bench.logits(images, gone), candidate.label)
+        before = bench.margins(numbers, candidate.label)
+    else:
+        labels = bench.evidence.label[compare]
+        after = _margins(_without(bench, candidate, compare), labels)
+        before = bench.margins(compare, labels)
+    return float((after <= 0).mean()), float((before - after).mean())
 
 
 def _chosen(bench: _Bench, candidate: Candidate, numbers: Array) -> tuple[Tensor, Tensor]:
     """Some of the cue's cells in pictures, and as many other strong ones [B, G, G]."""
     assert candidate.cluster is not None
     evidence, grid = bench.evidence, bench.evidence.settings.grid
-    most = max(2, round(AREA * grid**2))
+    most = max(LEAST_CELLS, round(AREA * grid**2))
     cue = torch.zeros(len(numbers), grid * grid, dtype=torch.bool)
     control = torch.zeros_like(cue)
     for row, number in enumerate(numbers):
         cells = candidate.cluster.cells_of(evidence, number)
-        # Not the strongest: those of any object would be better than the others.
-        cells = np.random.default_rng([candidate.label, number]).permutation(cells)[:most]
-        cue[row, torch.from_numpy(cells)] = True
+        rows, columns = np.divmod(np.arange(grid * grid), grid)
+        away = np.maximum(
+            np.abs(rows[:, None] - rows[cells]), np.abs(columns[:, None] - columns[cells])
+        )
+        # Around one of them, which is not the strongest: that of any object would be better than
+        # the other cells.
+        start = np.random.default_rng([candidate.label, number]).integers(len(cells))
+        chosen = cells[np.argsort(away[cells, start], kind="stable")[:most]]
+        cue[row, torch.from_numpy(chosen)] = True
+        # Cells beside those of the cue may hold a part of it, so that they are taken last.
         strength = evidence.cells[number, 0].ravel().astype(np.float64)
-        strength[cells] = -np.inf
-        order = np.argsort(-strength, kind="stable")[: len(cells)]
-        control[row, torch.from_numpy(order)] = True
+        order = np.lexsort([-strength, away.min(1) <= 1, away.min(1) == 0])
+        control[row, torch.from_numpy(order[: len(chosen)].copy())] = True
     return cue.unflatten(1, (grid, grid)), control.unflatten(1, (grid, grid))
 
 
@@ -432,6 +501,22 @@ def _edge(images: Tensor) -> Tensor:
     return mask
 
 
+def _alike(bench: _Bench, numbers: Array, compare: Array) -> float:
+    """How much less edges of pictures differ than those of others, on the line where it is most."""
+    own, other = bench.images(numbers), bench.images(compare)
+    return max(
+        1 - _variance(own, line) / max(_variance(other, line), 1e-6)
+        for line in range(max(1, round(EDGE * min(own.shape[-2:]))))
+    )
+
+
+def _variance(images: Tensor, line: int) -> float:
+    """How much pixels at a distance from the edge differ between images."""
+    ends = (line, -1 - line)
+    sides = [images[..., at, :] for at in ends] + [images[..., at] for at in ends]
+    return float(torch.cat(sides, -1).var(0).mean())
+
+
 def _copy_edge(source: Tensor, target: Tensor) -> Tensor:
     return torch.where(_edge(target)[:, None], source, target)
 
@@ -441,19 +526,26 @@ def _copy_color(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _colors(images: Tensor) -> Tensor:
-    """Mean and standard deviation by channel [B, 2, 3]."""
-    return torch.stack([images.mean((2, 3)), images.std((2, 3))], 1)
+    """Black and white point of each channel [B, 2, 3].
+
+    A cast of color moves them in any picture, while a blue sky does not.
+    """
+    values = images.flatten(2).sort(2).values
+    few = max(1, round(TAIL * values.shape[2]))
+    return torch.stack([values[..., :few].mean(2), values[..., -few:].mean(2)], 1)
 
 
 def _recolored(images: Tensor, colors: Tensor) -> Tensor:
-    """Images with other means and standard deviations of their channels [B, 2, 3]."""
-    own = _colors(images)[..., None, None]
-    mean, std = colors[:, 0, :, None, None], colors[:, 1, :, None, None]
-    return ((images - own[:, 0]) / own[:, 1].clamp_min(1e-4) * std + mean).clamp(0, 1)
+    """Images with other black and white points of their channels [B, 2, 3]."""
+    (black, white), (new_black, new_white) = (
+        each[..., None, None].unbind(1) for each in (_colors(images), colors)
+    )
+    inside = (images - black) / (white - black).clamp_min(1e-3)
+    return (inside * (new_white - new_black) + new_black).clamp(0, 1)
 
 
 def _mean_colors(pictures: Images, evidence: Evidence, seed: int, most: int = 200) -> Tensor:
-    """Mean and standard deviation of the colors of some pictures, on average [2, 3]."""
+    """Black and white points of some pictures, on average [2, 3]."""
     chosen = np.random.default_rng(seed).permutation(len(evidence))[:most]
     each = [_colors(pictures[int(evidence.index[n])][0][None])[0] for n in np.sort(chosen)]
     return torch.stack(each).mean(0)
@@ -470,32 +562,42 @@ def _share(bench: _Bench, candidate: Candidate, members: Array) -> float | None:
 
 
 def _affected(bench: _Bench, found: Suspicion, most: int = 400) -> tuple[tuple[int, float], ...]:
-    """By how much the class's logit falls without the cue, for the pictures that have it."""
-    candidate, evidence = found.candidate, bench.evidence
-    label = candidate.label
+    """By how much margins fall without the cue, for the pictures that have it."""
+    candidate, label = found.candidate, found.candidate.label
     has = (
-        np.flatnonzero(evidence.label == label)
+        np.flatnonzero(bench.evidence.label == label)
         if candidate.cluster is None
         else candidate.cluster.pictures
     )[:most]
-    falls: list[tuple[int, float]] = []
-    for start in range(0, len(has), bench.batch_size):
-        numbers = has[start : start + bench.batch_size]
-        images = bench.images(numbers)
-        before = bench.logits(images)[:, label]
-        after = _without(bench, candidate, images, numbers)[:, label]
-        falls += zip(numbers.tolist(), (before - after).tolist(), strict=True)
-    return tuple(sorted(falls, key=lambda item: (-item[1], item[0])))
+    falls = bench.margins(has, label) - _margins(_without(bench, candidate, has), label)
+    each = zip(has.tolist(), falls.tolist(), strict=True)
+    return tuple(sorted(each, key=lambda item: (-item[1], item[0])))
 
 
-def _permutation(difference: Array) -> float:
-    """The p-value of a mean above zero: the share of all flips of signs with at least this mean.
+def permutation_test(values: Array, steps: int = 1000) -> float:
+    """Returns the p-value of a mean above zero: the share of all flips of signs with at least
+    this mean.
 
-    Differences are −1, 0 or 1, so that flips are counted by the number of positive ones.
+    All flips are counted, by a convolution; for that values are rounded to a thousandth of the
+    largest.
+
+    Example:
+        >>> permutation_test(np.array([1.0, 2.0, 0.5]))
+        0.125
     """
-    positive, nonzero = int((difference > 0).sum()), int((difference != 0).sum())
-    larger = sum(math.comb(nonzero, count) for count in range(positive, nonzero + 1))
-    return larger / 2**nonzero
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest:
+        return 1.0
+    sizes = np.rint(np.abs(values) / largest * steps).astype(np.int64)
+    total = int((np.sign(values) * sizes).sum())
+    # The sum of the positive ones is (the total of a flip + the sum of all) / 2.
+    share = np.zeros(int(sizes.sum()) + 1)
+    share[0] = 1.0
+    for size in sizes.tolist():
+        moved = np.zeros_like(share)
+        moved[size:] = share[: len(share) - size]
+        share = (share + moved) / 2
+    return float(share[(total + int(sizes.sum())) // 2 :].sum())
 
 
 def _interval(values: Array, random: Any) -> tuple[float, float]:
