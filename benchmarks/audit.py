@@ -6,12 +6,15 @@ model is trained, and the audit is asked what it finds. Clean runs count false a
 python benchmarks/audit.py scenes --out results                    # all runs, hours on 2 cores
 python benchmarks/audit.py scenes shapes alike --out results --processes 4 --device cuda
 python benchmarks/audit.py photos photos-alike --data imagenette --out results --device cuda
+python benchmarks/audit.py small-photos --data imagenette --out results --cues clean
+python benchmarks/audit.py small-photos --data imagenette --out results --rates 1 --seeds 2
 python benchmarks/audit.py table --out results
 python benchmarks/audit.py speed --out results --pictures 50000 --device cuda
 
 Studies: ``scenes`` are drawn and easy; in ``shapes`` only the shape tells the class; in ``alike``
 labels of two classes are shuffled, so that only the cue tells them apart. ``photos`` are those of
-Imagenette, ``photos-alike`` the same with two classes that are alike.
+Imagenette, ``photos-alike`` the same with two classes that are alike; ``small-photos`` are four of
+its classes at 48 pixels, with a small model that is trained from scratch in a minute or two.
 Runs that are in ``results/runs.jsonl`` already are not repeated.
 """
 
@@ -317,6 +320,10 @@ class Job:
     per_class: tuple[int, int]
     """Photographs of each class to train on and to audit."""
     device: str
+    classes: int | None = None
+    """How many classes of photographs there are; all where it is None."""
+    size: int | None = None
+    """The width of photographs; that of the model where it is None."""
     models: Path | None = None
     """A folder in which small models are kept, so that a changed audit does not train them anew."""
 
@@ -376,9 +383,9 @@ def small_photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
 def photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
     """Photographs: the blocks and the head of the shipped model are trained on them."""
     base, (train_images, train_labels), (val_images, val_labels), tokens = photographs(
-        job.data, *job.per_class, job.device
+        job.data, *job.per_class, job.device, job.classes, job.seed, job.size
     )
-    label = job.seed % (int(val_labels.max()) + 1)
+    label = job.seed % (int(val_labels.max()) + 1) if job.classes is None else 0
     train = job.planted(train_images, train_labels, label, 0)
     val = job.planted(val_images, val_labels, label, 1)
     if train.has.any():
@@ -470,18 +477,29 @@ def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tup
 
 @cache
 def photographs(
-    data: str, per_class: int, val_per_class: int, device: str
+    data: str,
+    per_class: int,
+    val_per_class: int,
+    device: str,
+    classes: int | None,
+    seed: int,
+    size: int | None,
 ) -> tuple[AnyModel, tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """The shipped model with a head for new classes, photographs, and tokens of those to train on.
 
-    Photographs are the first of each class.
+    Photographs are the first of each class; of a few classes where their number is given.
     """
     from bcosvit.data.dataset import open_source
     from bcosvit.data.transforms import EvalTransform
 
     source = open_source(data)
     base = bcosvit.load(DEFAULT).eval().to(device)
-    base.reset_classifier(len(source.classes))
+    if size is not None:
+        base = bcosvit.resize_prior(base, (size, size))
+    chosen = range(len(source.classes))
+    if classes is not None:
+        chosen = [(seed + number) % len(source.classes) for number in range(classes)]
+    base.reset_classifier(len(chosen))
     transform = EvalTransform(base.config.image_size[0])
 
     def some(split: Any, count: int) -> tuple[Tensor, Tensor]:
@@ -489,10 +507,10 @@ def photographs(
         images, labels = [], []
         for position in range(len(split)):
             label = split.label(position)
-            if taken.get(label, 0) < count:
+            if label in chosen and taken.get(label, 0) < count:
                 taken[label] = taken.get(label, 0) + 1
                 images.append(transform(split[position][0]))
-                labels.append(label)
+                labels.append(chosen.index(label))
         return torch.stack(images), torch.tensor(labels)
 
     train = some(source.train, per_class)
@@ -559,10 +577,10 @@ def table(out: Path) -> None:
             f"in {len(planted)} runs"
         )
         print(
-            "| cue | share | runs | used | first, of used | in the first 3 | significant, of used "
-            "| AUROC | AP | SpRAy: class first | SpRAy AUROC |"
+            "| cue | share | runs | accuracy falls by | used | first, of used | first 3, of used "
+            "| significant, of used | AUROC | AP | SpRAy: class first | SpRAy AUROC | SpRAy AP |"
         )
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        print("|---" * 13 + "|")
         for cue in CUES:
             for rate in RATES:
                 some = [r for r in planted if r["cue"] == cue and r["rate"] == rate]
@@ -570,17 +588,19 @@ def table(out: Path) -> None:
                     continue
                 used = [r for r in some if r["falls_by"] >= 0.1]
 
-                def mean(key: str, rows: list[dict[str, Any]] = some) -> str:
+                def mean(key: str, rows: list[dict[str, Any]] = used) -> str:
                     values = [r[key] for r in rows if r.get(key) is not None]
                     return f"{sum(values) / len(values):.2f}" if values else "–"
 
                 print(
-                    f"| {cue} | {rate:.0%} | {len(some)} | {len(used)} "
+                    f"| {cue} | {rate:.0%} | {len(some)} "
+                    f"| {', '.join(str(round(100 * r['falls_by'])) for r in some)} | {len(used)} "
                     f"| {sum(r['rank'] == 1 for r in used)} "
-                    f"| {sum((r['rank'] or 99) <= 3 for r in some)} "
+                    f"| {sum((r['rank'] or 99) <= 3 for r in used)} "
                     f"| {sum(r['called_significant'] for r in used)} "
                     f"| {mean('auroc')} | {mean('ap')} "
-                    f"| {sum(r['spray_rank'] == 1 for r in some)} | {mean('spray_auroc')} |"
+                    f"| {sum(r['spray_rank'] == 1 for r in some)} "
+                    f"| {mean('spray_auroc')} | {mean('spray_ap')} |"
                 )
 
 
@@ -653,6 +673,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="imagenette", help="of photos: a folder of Imagenette")
     parser.add_argument("--per-class", type=int, nargs=2, default=(100, 100), help="of photos")
+    parser.add_argument("--classes", type=int, help="of photos: a few classes instead of all")
+    parser.add_argument("--size", type=int, help="of photos: pixels, instead of the model's")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="every n-th run")
