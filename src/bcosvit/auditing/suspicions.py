@@ -7,9 +7,11 @@ interventions, each beside its control:
   the class that comes next once the cue is removed. If the model then predicts the class, the cue
   alone is enough. A cluster transfers only a few cells (5 % of the picture, at least three, beside
   each other where it has more), and the control copies as many of the picture's other cells, the
-  strongest ones that do not touch the cluster: parts of an object are about as good as each other,
-  a cue is better than all of them. For edge and color, the sources are the pictures of the class
-  that need them most, and the control is the same transfer from other pictures of the rival.
+  strongest ones outside the cluster: parts of an object are about as good as each other, a cue is
+  better than all of them. For edge and color, the sources are the pictures of the class that need
+  them most, and the control is the same transfer from other pictures of the class that is copied
+  onto. Colors are copied onto pictures of all other classes, since two classes often differ by
+  them.
 * **Removal**: the cue's cells are set to zero in the encoded picture, which is nothing to a B-cos
   model; the edge too; a cast of color is replaced by the data's mean black and white points. If
   the model does not predict the class any more, it needed the cue. The control removes as many
@@ -329,7 +331,11 @@ def _measure(
     classes = without.argmax(1).numpy()
     lost_control, control_falls = _control_removal(bench, candidate, sources, compare)
     from_ = np.arange(pairs) % len(sources)
-    onto = _rivals(evidence, without, label, others, from_, random)
+    onto = (
+        random.choice(others, pairs)
+        if candidate.kind == "color"
+        else _rivals(evidence, without, label, others, from_, random)
+    )
     before, after = bench.margins(sources, label), _margins(without, label)
     gap = before[from_] - bench.margins(onto, label)
     few = min(FEW, pairs)
@@ -478,9 +484,8 @@ def _chosen(bench: _Bench, candidate: Candidate, numbers: Array) -> tuple[Tensor
         start = np.random.default_rng([candidate.label, number]).integers(len(cells))
         chosen = cells[np.argsort(away[cells, start], kind="stable")[:most]]
         cue[row, torch.from_numpy(chosen)] = True
-        # Cells beside those of the cue may hold a part of it, so that they are taken last.
         strength = evidence.cells[number, 0].ravel().astype(np.float64)
-        order = np.lexsort([-strength, away.min(1) <= 1, away.min(1) == 0])
+        order = np.lexsort([-strength, away.min(1) == 0])
         control[row, torch.from_numpy(order[: len(chosen)].copy())] = True
     return cue.unflatten(1, (grid, grid)), control.unflatten(1, (grid, grid))
 
