@@ -334,7 +334,9 @@ def test_saved_and_loaded(name: str, tmp_path) -> None:
     with torch.no_grad():
         assert torch.equal(loaded(images), copy(images))
         assert torch.equal(pickle.loads(pickle.dumps(copy))(images), copy(images))
+    loaded.classes = ("cat",) * loaded.config.num_classes
     loaded.reset_classifier(3)
+    assert loaded.classes is None
     assert loaded(images).shape == (5, 3)
     bcosvit.save(loaded, tmp_path / "other.safetensors")
     assert torch.equal(bcosvit.load(tmp_path / "other.safetensors")(images), loaded(images))

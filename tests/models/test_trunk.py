@@ -222,7 +222,9 @@ def test_another_number_of_classes_gets_a_new_last_layer() -> None:
         getattr(kept, "0").weight, getattr(network.network.original.last, "0").weight
     )
     before = getattr(kept, "0").weight.clone()
+    model.classes = ("a", "b", "c")
     model.reset_classifier(7)
+    assert model.classes is None
     assert model(images).shape == (2, 7) and model.config.num_classes == 7
     assert model.get_classifier().weight.shape == (7, 10)
     assert torch.equal(getattr(model.head.original.last, "0").weight, before)

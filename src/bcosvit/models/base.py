@@ -142,14 +142,20 @@ class Classifier(nn.Module, Generic[C]):
         return getattr(self, self.head_name)
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Puts a new, untrained head for ``num_classes`` classes in place of the old one."""
+        """Puts a new, untrained head for ``num_classes`` classes in place of the old one.
+
+        Class names and the score of unknown kinds, which belonged to the old head, are dropped.
+        """
+        self._replace_head(num_classes)
+        self.classes = self.class_ids = self.unlike = None
+
+    def _replace_head(self, num_classes: int) -> None:
         # A new model's head is right by construction: its layer, its scale and its start.
         make: Any = type(self)
         fresh: Classifier[C] = make(self.config.replace(num_classes=num_classes))
         head = fresh.get_classifier().to(next(self.parameters())).train(self.training)
         setattr(self, self.head_name, head)
         self.logit, self.config = fresh.logit, fresh.config
-        self.classes = self.class_ids = self.unlike = None
 
     def start_from(self, trunk: "AnyModel") -> None:
         """Takes over the weights of the model that was given as ``backbone``."""

@@ -81,7 +81,7 @@ class Bcosified(Classifier[BcosifiedConfig]):
     def get_classifier(self) -> nn.Module:
         return self.network.get_submodule(self.config.head)
 
-    def reset_classifier(self, num_classes: int) -> None:
+    def _replace_head(self, num_classes: int) -> None:
         head = self.get_classifier()
         self.config = self.config.with_classes(num_classes)
         self.network.program = Program(**self.config.program)

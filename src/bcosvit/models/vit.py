@@ -235,9 +235,9 @@ class VisionTransformer(Classifier[ModelConfig]):
             return self.head
         return self.head.get_submodule(_last_layer(self.config))
 
-    def reset_classifier(self, num_classes: int) -> None:
+    def _replace_head(self, num_classes: int) -> None:
         if not self.config.keep_head:
-            return super().reset_classifier(num_classes)
+            return super()._replace_head(num_classes)
         self.config = self.config.replace(num_classes=num_classes)
         fresh = _head(self.config).to(next(self.parameters()))
         last = f"{_last_layer(self.config)}."
