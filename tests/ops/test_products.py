@@ -207,3 +207,85 @@ def test_wrapped_tensors_are_multiplied_with_all_bits_too(full, rounding):
     found = torch.vmap(lambda each: products.matmul(each, b, frozen=True))(a)
     assert rounded.abs().max() > 1e-4
     torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-6)
+
+
+LARGE = {"rows": (64, 128), "tokens": (2, 33, 128), "one row": (8192,)}
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Counts the products that oneDNN computes."""
+    if not products.HAS_ONEDNN:
+        pytest.skip("PyTorch has no oneDNN for this processor")
+    calls, original = [], products._by_onednn
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(products, "_by_onednn", counted)
+    return calls
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", LARGE)
+def test_large_products_are_onednns(shape, bias, onednn):
+    x = torch.randn(LARGE[shape], requires_grad=True)
+    weight = torch.randn(128, x.shape[-1], requires_grad=True)
+    given = [x, weight, *([torch.randn(128, requires_grad=True)] if bias else [])]
+
+    def passes(linear):
+        y = linear(*given)
+        slopes = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        twice = torch.autograd.grad(slopes[0].square().sum(), given)
+        return y, *slopes, *twice
+
+    ours = passes(lambda *tensors: products.linear(*tensors, frozen=True))
+    assert onednn
+    exact = passes(lambda *tensors: F.linear(*(t.double() for t in tensors)))
+    for found, expected in zip(ours, exact, strict=True):
+        assert (found - expected).norm() <= 1e-6 * expected.norm()
+    with torch.no_grad():
+        assert torch.equal(products.linear(*given, frozen=False), ours[0])
+
+
+def test_several_rows_are_one_product(onednn):
+    x, weight = torch.randn(2, 33, 128, requires_grad=True), torch.randn(160, 128)
+    y, seeds = products.linear(x, weight, frozen=True), torch.randn(3, 2, 33, 160)
+    onednn.clear()
+    rows = torch.vmap(lambda s: torch.autograd.grad(y, x, s, retain_graph=True)[0])(seeds)
+    assert [given[0].shape for given in onednn] == [(3, 2, 33, 160)]
+    torch.testing.assert_close(rows, seeds @ weight, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by torch.func.jvp
+def test_what_is_not_a_plain_product_is_pytorchs(onednn, monkeypatch):
+    x, weight = torch.randn(64, 128), torch.randn(128, 128)
+
+    def plain(x=x, weight=weight):
+        return products.linear(x, weight, frozen=True)
+
+    expected = F.linear(x, weight)
+    products.linear(x[:1], weight, frozen=True)
+    plain(x.double(), weight.double())
+    plain(x.bfloat16(), weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        plain()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "enabled", False)
+        assert torch.equal(plain(), expected)
+    assert _Product()(x.to("meta"), weight.to("meta")).shape == expected.shape
+    torch.testing.assert_close(torch.func.jvp(plain, (x,), (x,))[1], expected)
+    torch.testing.assert_close(torch.func.grad(lambda x: plain(x).sum())(x)[0], weight.sum(0))
+    stacked = torch.vmap(lambda weight: plain(x, weight))(torch.stack([weight, -weight]))
+    torch.testing.assert_close(stacked, torch.stack([expected, -expected]))
+    exported = torch.export.export(_Product(), (x, weight)).graph_module.code
+    assert "mkldnn" not in exported
+    assert not onednn
+    torch.testing.assert_close(plain(), expected, rtol=1e-4, atol=1e-4)
+    assert len(onednn) == 1
+
+
+class _Product(torch.nn.Module):
+    def forward(self, x, weight):
+        return products.linear(x, weight, frozen=False)

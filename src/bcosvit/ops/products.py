@@ -6,8 +6,12 @@ the two passes round differently. The settings belong to the whole process, so n
 them for one call. The layers of a frozen view call the functions below instead, which ask for all
 bits in every single call: a convolution on a GPU by the argument that cuDNN has for it, anything
 else in float64 where the setting would round it. Half precision is left as it is.
+
+On x86 processors ``linear`` multiplies float32 matrices by oneDNN, as PyTorch's convolutions do.
+PyTorch's own products call MKL, which takes more than twice as long on processors of AMD.
 """
 
+import platform
 from typing import Any
 
 import torch
@@ -15,6 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.ops.dispatch import launches_directly, matching
+
+HAS_ONEDNN = (
+    platform.machine().lower() in ("x86_64", "amd64")
+    and torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
+"""Whether PyTorch was built with oneDNN for a processor that it is known to be fast on."""
+
+SMALLEST_PRODUCT = 2**20
+"""Multiplications from which on calling oneDNN costs less than it saves."""
 
 _EXACT = ("ieee", "none")
 _CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
@@ -42,10 +56,81 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, frozen: boo
     """``F.linear``; with all of float32 in both passes if ``frozen`` is set."""
     weight = matching(weight, x, frozen=frozen)
     if not _is_full(x, frozen, "matmul"):
-        return F.linear(x, weight, bias)
+        return _linear(x, weight, bias)
     rows = matmul(x.reshape(-1, x.shape[-1]), weight.T, frozen=True)
     y = rows.view(*x.shape[:-1], -1)
     return y if bias is None else y + bias
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not _suits_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch._C._functorch.is_batchedtensor(x) or (
+        torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    ):
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return _by_onednn(x, weight, bias)
+
+
+def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is a plain one of float32 matrices on a CPU, and large enough."""
+    functorch = torch._C._functorch
+    return (
+        HAS_ONEDNN
+        and x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() * weight.shape[0] >= SMALLEST_PRODUCT
+        and bool(torch.backends.mkldnn.enabled)
+        and not torch.is_autocast_enabled("cpu")
+        and not rounds("cpu", "matmul")
+        # Nothing traces or wraps the tensors, but for several classes of one explanation.
+        and launches_directly(weight)
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and not functorch.is_functorch_wrapped_tensor(weight)
+        and (functorch.is_batchedtensor(x) or not functorch.is_functorch_wrapped_tensor(x))
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    """``F.linear`` by oneDNN; ``x`` may be batched by ``torch.vmap``, the others may not."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _by_onednn(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _ = inputs
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_x = d_weight = d_bias = None
+        if ctx.needs_input_grad[0]:
+            d_x = _linear(grad, weight.T, None)
+        if ctx.needs_input_grad[1]:
+            rows = grad.flatten(0, -2) if grad.ndim > 1 else grad.unsqueeze(0)
+            d_weight = _linear(rows.T, x.reshape(-1, x.shape[-1]).T, None)
+        if ctx.needs_input_grad[2]:
+            d_bias = grad.flatten(0, -2).sum(0) if grad.ndim > 1 else grad
+        return d_x, d_weight, d_bias
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None and in_dims[1:] == (None, None)
+        return _linear(x.movedim(in_dims[0], 0), *rest), 0
 
 
 def matmul(a: Tensor, b: Tensor, *, frozen: bool) -> Tensor:
