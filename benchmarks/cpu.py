@@ -1,10 +1,11 @@
 """Measures the cost of exact explanations on a CPU, compared with timm's ViT and PyPI ``bcos``.
 
-    python benchmarks/cpu.py [--threads 2] [--rounds 5] [--json cpu.json]
+    python benchmarks/cpu.py [--threads 2] [--rounds 5] [--json cpu.json] [--cpu-time]
 
 The data are random images of 224² pixels in float32. All candidates of a comparison run in
 alternating rounds, so that other load on the machine slows all of them; the results are ratios of
-medians. "Products alone" are the matrix products and convolutions of the same shapes, called one
+medians. ``--cpu-time`` counts the time of the process alone, which other processes hardly change;
+with one thread it is the time on an idle core. "Products alone" are the matrix products and convolutions of the same shapes, called one
 after the other, which is the limit that oneDNN sets.
 """
 
@@ -18,14 +19,17 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcosvit import create_model, explain
 from bcosvit._torchvision import torchvision  # noqa: F401  (the peer imports it unguarded)
 from bcosvit.models import VisionTransformer
-from bcosvit.nn import prepared_view
+from bcosvit.nn import BcosConv2d, prepared_view
+from bcosvit.ops.products import linear
 
 Runners = dict[str, Callable[[], object]]
+CLOCK: list[Callable[[], float]] = [time.perf_counter]
 
 
 def race(rounds: int, runners: Runners) -> dict[str, float]:
@@ -33,10 +37,10 @@ def race(rounds: int, runners: Runners) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
-            start = time.perf_counter()
+            start = CLOCK[0]()
             run()
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(CLOCK[0]() - start)
     return {name: median(each) for name, each in times.items()}
 
 
@@ -48,7 +52,12 @@ class Products(TorchDispatchMode):
         self.calls: list[Callable[[], object]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func.name() in ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"):
+        if func.name() == "aten::mm":
+            # As the library computes it where nothing records it.
+            self.calls.append(partial(linear, args[0], args[1].T, frozen=False))
+        elif func.name() == "aten::addmm":
+            self.calls.append(partial(linear, args[1], args[2].T, args[0], frozen=False))
+        elif func.name() in ("aten::bmm", "aten::convolution"):
             self.calls.append(partial(func, *args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
@@ -97,6 +106,26 @@ def whole(rounds: int, batch: int) -> dict[str, float]:
     )
 
 
+def separable(rounds: int, batch: int) -> dict[str, float]:
+    """Compares depthwise 3×3 and pointwise convolutions of a MobileNet's sizes with torch's."""
+    runners: Runners = {}
+    both: dict[str, list[tuple[nn.Module, torch.Tensor]]] = {}
+    for inputs, outputs, size in ((96, 24, 56), (144, 32, 28), (384, 64, 14), (576, 96, 14)):
+        images = torch.rand(batch, inputs, size, size).to(memory_format=torch.channels_last)
+        for name, kernel, groups, width in (
+            ("depthwise", 3, inputs, inputs),
+            ("pointwise", 1, 1, outputs),
+        ):
+            window = {"padding": kernel // 2, "groups": groups}
+            ours = prepared_view(BcosConv2d(inputs, width, kernel, **window))
+            theirs = nn.Conv2d(inputs, width, kernel, **window, bias=False)
+            both.setdefault(f"{name} B-cos", []).append((ours, images))
+            both.setdefault(f"{name} torch", []).append((theirs, images))
+    for name, layers in both.items():
+        runners[name] = torch.no_grad()(lambda layers=layers: [run(x) for run, x in layers])
+    return race(rounds, runners)
+
+
 def densenet(rounds: int, batch: int) -> dict[str, float]:
     """Compares DenseNet-121 v2 with that of PyPI ``bcos``, with the same weights."""
     from bcos.models.densenet import densenet121
@@ -129,12 +158,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cpu-time", action="store_true", help="for a machine with other load")
     args = parser.parse_args()
+    if args.cpu_time:
+        CLOCK[0] = time.process_time
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     vit = transformer(args.rounds, args.batch)
     full = whole(args.rounds, args.batch)
     dense = densenet(args.rounds, args.batch)
+    thin = separable(5 * args.rounds, args.batch)
     table: dict[str, Any] = {
         "ViT-Ti MaxOut 1, inference ÷ timm": vit["MaxOut 1"] / vit["timm"],
         "ViT-Ti MaxOut 2, inference ÷ timm": vit["MaxOut 2"] / vit["timm"],
@@ -144,12 +177,16 @@ def main() -> None:
         "ViT-Ti-38, ten classes ÷ one": full["explain ten classes"] / full["explain one class"],
         "DenseNet-121 v2, predicting ÷ PyPI bcos": dense["ours, predict"] / dense["bcos, predict"],
         "DenseNet-121 v2, explaining ÷ PyPI bcos": dense["ours, explain"] / dense["bcos, explain"],
+        "depthwise B-cos ÷ torch": thin["depthwise B-cos"] / thin["depthwise torch"],
+        "pointwise B-cos ÷ torch": thin["pointwise B-cos"] / thin["pointwise torch"],
+        "depthwise and pointwise B-cos ÷ torch": (thin["depthwise B-cos"] + thin["pointwise B-cos"])
+        / (thin["depthwise torch"] + thin["pointwise torch"]),
     }
     print(f"torch {torch.__version__}, {args.threads} threads, batch {args.batch}")
     for name, ratio in table.items():
         print(f"{ratio:6.2f}  {name}")
     if args.json:
-        seconds = {"transformer": vit, "whole": full, "densenet": dense}
+        seconds = {"transformer": vit, "whole": full, "densenet": dense, "separable": thin}
         args.json.write_text(json.dumps({"ratios": table, "seconds": seconds}, indent=1))
 
 

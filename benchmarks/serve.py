@@ -3,7 +3,8 @@
     python benchmarks/serve.py --weights runs/scenes/best.safetensors
     python benchmarks/serve.py                   # a small model with random weights
 
-It prints errors, mixed-up results, memory and latencies. Every user has one image and requests
+It prints errors, mixed-up results, memory and latencies, and how many answers a second there are
+for each that one process gives which calls the same functions in a loop. Every user has one image and requests
 explanations and regions of it, class by class. Every answer is compared with the result for the
 same image without a server. Users and server share the machine, so latencies include the work of
 the users.
@@ -25,6 +26,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import torch
 
 from bcosvit import ModelConfig, StemConfig, create_model, save
 from bcosvit.data.scenes import Scenes
@@ -124,6 +126,21 @@ async def use(address: str, user: User, size: int, end: float, tally: Tally) -> 
                 tally.mixed.append(f"{user.path.name}, class {label}: {got} is not {expected}")
 
 
+def alone(service: ExplanationService, people: list[User], size: int, seconds: float) -> float:
+    """Returns the answers per second of one process that asks itself the users' questions."""
+    dice, answers, end = random.Random(0), 0, time.monotonic() + seconds
+    left = Box(x=0, y=0, width=size // 2, height=size)
+    while time.monotonic() < end:
+        user = dice.choice(people)
+        picture, label = service.open(user.path), dice.randrange(len(user.sums))
+        if dice.random() < 0.5:
+            service.sums(picture, label)
+        else:
+            service.region(picture, label, left)
+        answers += 1
+    return answers / seconds
+
+
 def megabytes(process: int) -> float:
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
@@ -170,8 +187,16 @@ def main() -> None:
             size = service.predictor.transform.image_size
             tally = asyncio.run(everybody(address, server.pid, people, size, given.seconds))
             server.terminate()
+        # Without its cache, which the server's began without.
+        fresh = ExplanationService(predictor=Predictor.load(weights, "cpu"))
+        torch.set_num_threads(1)
+        in_a_loop = alone(fresh, people, size, given.seconds)
     print(f"images with different sums: {different(people):.2%} of all pairs")
     report(tally, given.users, given.seconds, start)
+    share = len(tally.seconds) / given.seconds / in_a_loop
+    print(
+        f"one process in a loop gives {in_a_loop:.1f} answers per second, the server {share:.2f} ×"
+    )
 
 
 def report(tally: Tally, count: int, seconds: float, start: float) -> None:

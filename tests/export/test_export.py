@@ -195,7 +195,8 @@ def test_a_folder_for_the_hub(tmp_path):
     assert result.exit_code == 0, result.output
     twin = Classifier.from_pretrained(tmp_path / "m")
     images = drawn(Predictor.load(weights, "cpu"), 1)
-    assert torch.equal(twin(images), load(weights)(images))
+    # The folder holds unit rows; normalizing these again may change their last bits.
+    torch.testing.assert_close(twin(images), load(weights)(images))
     assert Predictor.load(tmp_path / "m/model.safetensors", "cpu").class_names == tuple(NAMES)
     assert "(explained.png)" in (tmp_path / "m/README.md").read_text("utf-8")
     with Image.open(tmp_path / "m/explained.png") as picture:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from bcosvit.nn import BcosConv2d, BcosLinear
+from bcosvit.nn import BcosConv2d, BcosLinear, frozen_view
 from bcosvit.ops import bcos_conv2d, bcos_linear
 from bcosvit.ops.dispatch import unit_rows, window_sums
 from tests.reference.dynamic import bcos_rows
@@ -180,3 +181,53 @@ def test_sums_over_windows(dilation):
     ones = torch.ones(3, 1, 3, 2)
     expected = F.conv2d(images, ones, groups=3, dilation=dilation, **window)
     torch.testing.assert_close(found, expected)
+
+
+LAYERS = {
+    "linear": lambda m: (BcosLinear(24, 16, maxout=m), (3, 5, 24)),
+    "pixels": lambda m: (BcosConv2d(24, 16, 1, maxout=m), (2, 24, 5, 4)),
+    "patches": lambda m: (BcosConv2d(6, 16, 3, stride=2, padding=1, maxout=m), (2, 6, 9, 7)),
+    "depthwise": lambda m: (BcosConv2d(6, 6, 3, padding=1, groups=6, maxout=m), (3, 6, 9, 7)),
+    "groups": lambda m: (BcosConv2d(6, 12, 3, padding=1, groups=3, maxout=m), (3, 6, 9, 7)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_all_ways_through_a_layer_agree(kind, m, last):
+    """With and without autograd, frozen, traced, in any layout: one function, one W(x)."""
+    layer, shape = LAYERS[kind](m)
+    layer, x = layer.double(), torch.randn(shape, dtype=torch.float64)
+    if last and x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    given, view = x.clone(), frozen_view(layer, with_parameter_grad=False)
+    traced = make_fx(layer)(x)(x)
+    expected = layer(x)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(traced, expected)
+    assert torch.equal(x, given)
+    x.requires_grad_()
+    frozen = view(x)
+    torch.testing.assert_close(frozen, expected)
+    seeds = torch.randn(4, *frozen.shape, dtype=torch.float64)
+    rows = [torch.autograd.grad(frozen, x, seed, retain_graph=True)[0] for seed in seeds]
+    # The dynamic matrix reproduces the output, row by row.
+    for row, seed in zip(rows, seeds, strict=True):
+        torch.testing.assert_close((row * x).sum(), (seed * frozen).sum())
+    batched = torch.vmap(lambda s: torch.autograd.grad(frozen, x, s, retain_graph=True)[0])(seeds)
+    torch.testing.assert_close(batched, torch.stack(rows))
+    plain = make_fx(lambda x, seed: torch.autograd.grad(view(x), x, seed)[0])(x, seeds[0])
+    torch.testing.assert_close(plain(x, seeds[0]), rows[0])
+    assert torch.equal(x, given)
+
+
+def test_of_equal_units_the_first_one_is_explained():
+    weight = unit_rows(torch.randn(4, 5, dtype=torch.float64)).repeat_interleave(2, 0)
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    units = F.linear(x, weight).detach()
+    y = bcos_linear(x, weight, maxout=2, frozen=True)
+    seen = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    factor = units[:, ::2].abs() / (x.detach().square().sum(1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(seen, factor @ weight[::2])

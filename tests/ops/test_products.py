@@ -289,3 +289,47 @@ def test_what_is_not_a_plain_product_is_pytorchs(onednn, monkeypatch):
 class _Product(torch.nn.Module):
     def forward(self, x, weight):
         return products.linear(x, weight, frozen=False)
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4])
+@pytest.mark.parametrize("kernel", [(7, 7), (1, 2), (2, 5), (3, 3)])
+@pytest.mark.parametrize("padding", [[0, 0], [3, 1], [1, 2]])
+def test_adjoints_by_phases_are_torchs(stride, kernel, padding):
+    x = torch.randn(2, 3, 16, 13, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 3, *kernel, dtype=torch.float64)
+    y = F.conv2d(x, weight, None, stride, padding)
+    seed = torch.randn_like(y)
+    found = products.adjoint_by_phases(seed, weight, stride, padding, [16, 13])
+    torch.testing.assert_close(found, torch.autograd.grad(y, x, seed)[0])
+
+
+@pytest.mark.parametrize("channels", [3, 12], ids=["image", "features"])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 3, 1), (1, 1, 1), (2, 2, 2)])
+def test_a_cpu_reads_back_what_torch_does(channels, stride, padding, dilation):
+    x = torch.randn(2, channels, 11, 9, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(5, channels, 3, 3, dtype=torch.float64)
+    window = (stride, padding, dilation)
+    ours = products.convolution(x, weight, None, *window, frozen=True)
+    assert "Pixels" in type(ours.grad_fn).__name__
+    theirs = F.conv2d(x, weight, None, *window)
+    seeds = torch.randn(3, *ours.shape, dtype=torch.float64)
+    rows = torch.vmap(lambda s: torch.autograd.grad(ours, x, s, retain_graph=True)[0])(seeds)
+    one_by_one = [torch.autograd.grad(theirs, x, s, retain_graph=True)[0] for s in seeds]
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(rows, torch.stack(one_by_one))
+    # Linear in what comes back.
+    seed = seeds[0].clone().requires_grad_()
+    back = torch.autograd.grad(ours, x, seed, create_graph=True)[0]
+    again = torch.autograd.grad((back * x.detach()).sum(), seed)[0]
+    torch.testing.assert_close(again, theirs.detach())
+
+
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
+def test_sums_over_patches_are_exact_whatever_surrounds_them(dilation):
+    images = 1e4 * torch.rand(2, 3, 9, 10)
+    window = {"stride": (2, 1), "padding": (1, 2), "dilation": dilation}
+    expected = F.conv2d(images.double(), torch.ones(3, 1, 3, 2).double(), groups=3, **window)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = products.patch_sums(images, (3, 2), **window)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)

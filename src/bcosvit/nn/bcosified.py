@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule
-from bcosvit.ops.dispatch import narrowed, weight_norms, wide, window_sums
-from bcosvit.ops.products import convolution, linear, matmul
+from bcosvit.ops.dispatch import narrowed, weight_norms, wide
+from bcosvit.ops.products import convolution, linear, matmul, patch_sums
 
 EPS = 1e-6
 """Added to the squared norm of an input, as in the other B-cos layers."""
@@ -134,14 +134,18 @@ class ConvertedConv(ConvertedLayer):
             x, padding = F.pad(x, sides), (0, 0)
         else:
             padding = (0, 0) if self.padding == "valid" else _pair(self.padding)
-        squares = wide(x).square().unflatten(1, (self.groups, -1)).sum(2)
-        # In plain order: see `AvgPool2d` for the CUDA kernel that this keeps away from.
-        squares = squares.contiguous().flatten().view(squares.shape)
+        squares = wide(x).square()
+        if self.groups < x.shape[1]:
+            squares = squares.unflatten(1, (self.groups, -1)).sum(2)
+        if x.device.type != "cpu":
+            # In plain order: see `AvgPool2d` for the CUDA kernel that this keeps away from.
+            squares = squares.contiguous().flatten().view(squares.shape)
         window = {"stride": _pair(self.stride), "padding": padding, "dilation": dilation}
-        norm = (window_sums(squares, kernel, **window) + EPS).sqrt()
+        norm = (patch_sums(squares, kernel, **window) + EPS).sqrt()
         if self.groups == 1:
             return norm
-        return norm.repeat_interleave(weight.shape[0] // self.groups, dim=1)
+        each = weight.shape[0] // self.groups
+        return norm if each == 1 else norm.repeat_interleave(each, dim=1)
 
     def extra_repr(self) -> str:
         shape = "given" if self.weight is None else list(self.weight.shape)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.nn.views import DynamicModule
+from bcosvit.ops.dispatch import launches_directly
 
 
 class Encoding(DynamicModule):
@@ -41,7 +42,12 @@ class BcosEncoding(Encoding):
     channels = 6
 
     def encode(self, images: Tensor) -> Tensor:
-        return torch.cat([images, 1 - images], dim=1)
+        encoded = torch.cat([images, 1 - images], dim=1)
+        if encoded.device.type != "cpu" or not launches_directly(encoded):
+            return encoded
+        # With the channels of a pixel side by side oneDNN need not rearrange the input and the
+        # result of every convolution.
+        return encoded.contiguous(memory_format=torch.channels_last)
 
 
 class ImageNetEncoding(Encoding):

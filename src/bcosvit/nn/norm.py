@@ -84,4 +84,9 @@ class AvgPool2d(DynamicModule, nn.AvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         windows = zip(_pair(self.kernel_size), _pair(self.stride), strict=True)
         overlap = any(size > step for size, step in windows)
-        return super().forward(x.contiguous() if overlap and x.requires_grad else x)
+        moved = overlap and x.requires_grad and _is_wrong_on(x.device.type)
+        return super().forward(x.contiguous() if moved else x)
+
+
+def _is_wrong_on(device: str) -> bool:
+    return device == "cuda"

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.ops.dispatch import launches_directly, matching
+from bcosvit.ops.dispatch import launches_directly, matching, window_sums
 
 HAS_ONEDNN = (
     platform.machine().lower() in ("x86_64", "amd64")
@@ -171,6 +171,9 @@ def convolution(
     dims = weight.ndim - 2
     weight = matching(weight, x, frozen=frozen)
     if not _is_full(x, frozen, "conv"):
+        if frozen and bias is None and groups == 1 and _is_read_back(x, weight, padding):
+            window2d = (_spread(stride, 2), _spread(padding, 2), _spread(dilation, 2))
+            return _Pixels.apply(x, weight, *window2d)  # type: ignore[no-untyped-call]
         return _CONVOLUTIONS[dims - 1](x, weight, bias, stride, padding, dilation, groups)
     if isinstance(padding, str):
         x, padding = _padded(x, weight, padding, dilation), 0
@@ -348,6 +351,159 @@ class _Convolution(torch.autograd.Function):
     forward = staticmethod(_convolve_directly)
     setup_context = staticmethod(_save)
     backward = staticmethod(_differentiate)
+
+
+def patch_sums(
+    images: Tensor,
+    kernel: tuple[int, int],
+    *,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """``window_sums``, on a CPU by a convolution with ones, a tenth of the time of pooling."""
+    window: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    channels = images.shape[1]
+    if (
+        channels == 1
+        or kernel == (1, 1)
+        or images.device.type != "cpu"
+        or images.dtype not in (torch.float32, torch.float64)
+        or rounds("cpu", "conv")
+        or not launches_directly(images)
+    ):
+        return window_sums(images, kernel, **window)
+    ones = images.new_ones(channels, 1, *kernel)
+    last = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", enabled=False):
+        return F.conv2d(last, ones, None, groups=channels, **window)
+
+
+def _is_read_back(x: Tensor, weight: Tensor, padding: Any) -> bool:
+    """Whether an explanation on a CPU asks for the adjoint alone, channels lying last in memory."""
+    return (
+        x.device.type == "cpu"
+        and x.ndim == 4
+        and x.dtype == weight.dtype in (torch.float32, torch.float64)
+        and not isinstance(padding, str)
+        and not torch.is_autocast_enabled("cpu")
+        and torch.is_grad_enabled()
+        and x.requires_grad
+        and not weight.requires_grad
+        and launches_directly(x, weight)
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+class _Pixels(torch.autograd.Function):
+    """A convolution of an image on a CPU whose weight is a constant."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
+    ) -> Tensor:
+        return F.conv2d(x, weight, None, stride, padding, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, *ctx.window = inputs
+        ctx.size = list(x.shape[2:])
+        ctx.save_for_backward(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_x = _PixelsAdjoint.apply(grad, *ctx.saved_tensors, *ctx.window, ctx.size)  # type: ignore[no-untyped-call]
+        return d_x, None, None, None, None
+
+
+class _PixelsAdjoint(torch.autograd.Function):
+    """Its adjoint; several classes of one explanation are further images."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        weight: Tensor,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        size: list[int],
+    ) -> Tensor:
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        shape = (len(grad), weight.shape[1], *size)
+        if dilation == [1, 1] and stride[0] == stride[1] > 1 and shape[1] <= 8:
+            return adjoint_by_phases(grad, weight, stride[0], padding, size)
+        # Only its shape and layout are read.
+        like = torch.empty(shape, dtype=grad.dtype, memory_format=torch.channels_last)
+        d_x: Tensor = torch.ops.aten.convolution_backward(
+            *(grad, like, weight, None, stride, padding, dilation),
+            *(False, [0, 0], 1, [True, False, False]),
+        )[0]
+        return d_x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, weight, *ctx.window, _ = inputs
+        ctx.save_for_backward(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        return F.conv2d(grad, weight, None, *ctx.window), None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], grad: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        images = grad.movedim(in_dims[0], 0).flatten(0, 1)
+        d_x: Tensor = _PixelsAdjoint.apply(images, *rest)  # type: ignore[no-untyped-call]
+        return d_x.unflatten(0, (info.batch_size, -1)), 0
+
+
+def adjoint_by_phases(
+    grad: Tensor, weight: Tensor, stride: int, padding: list[int], size: list[int]
+) -> Tensor:
+    """The adjoint of a convolution with few input channels, as a convolution of stride 1.
+
+    Pixels that lie ``stride`` apart are computed alike, so that they count as one pixel of
+    stride² · channels: oneDNN computes at least 16 channels at once, and an image has six.
+
+    Args:
+        grad: [n, c, h, w].
+        weight: [c, d, kernel height, kernel width].
+        stride: Vertical and horizontal.
+        padding: Zeros around the input, vertical and horizontal.
+        size: Height and width of the input.
+
+    Returns:
+        [n, d, height, width].
+
+    Examples:
+        >>> ones = torch.ones(1, 1, 3, 3)
+        >>> adjoint_by_phases(ones[..., :2, :2], ones, 2, [0, 0], [5, 5])[0, 0, 2]
+        tensor([2., 2., 4., 2., 2.])
+    """
+    # Pixel stride·j + r gets what the output j − u has by the weight at stride·u + r + padding.
+    taps, sides, cells = weight, [], []
+    for axis, (pad, length) in enumerate(zip(padding, size, strict=True), start=2):
+        kernel = weight.shape[axis]
+        first, last = -((stride - 1 + pad) // stride), (kernel - 1 - pad) // stride
+        low = stride * first + pad
+        high = stride * (last + 1) + pad - kernel
+        moved = taps.movedim(axis, -1)
+        # A kernel that ends before the padding does leaves taps below the first one.
+        moved = F.pad(moved, (max(0, -low), max(0, high)))[..., max(0, low) :]
+        moved = moved.unflatten(-1, (last - first + 1, stride)).flip(-2)
+        taps = moved.movedim(-2, axis)
+        sides.append((last, -first))
+        cells.append(-(-length // stride))
+    # [c, d, taps, taps, vertical phase, horizontal phase] as [d · phases, c, taps, taps].
+    c, d, *window = taps.shape[:4]
+    phases = taps.permute(1, 4, 5, 0, 2, 3).reshape(d * stride**2, c, *window)
+    # Outputs that the last pixels would read lie beyond the end.
+    (top, bottom), (left, right) = sides
+    bottom, right = bottom + cells[0] - grad.shape[2], right + cells[1] - grad.shape[3]
+    padded = F.pad(grad, (left, right, top, bottom))
+    whole = F.pixel_shuffle(F.conv2d(padded, phases), stride)
+    return whole[:, :, : size[0], : size[1]].contiguous(memory_format=torch.channels_last)
 
 
 def _spread(value: Any, dims: int) -> list[int]:
