@@ -5,8 +5,8 @@
 The data are random images of 224² pixels in float32. All candidates of a comparison run in
 alternating rounds, so that other load on the machine slows all of them; the results are ratios of
 medians. ``--cpu-time`` counts the time of the process alone, which other processes hardly change;
-with one thread it is the time on an idle core. "Products alone" are the matrix products and convolutions of the same shapes, called one
-after the other, which is the limit that oneDNN sets.
+with one thread it is the time on an idle core. "Products alone" are the matrix products and
+convolutions of the same shapes, called one after the other, which is the limit that oneDNN sets.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/serve.py --weights runs/scenes/best.safetensors
     python benchmarks/serve.py                   # a small model with random weights
 
-It prints errors, mixed-up results, memory and latencies, and how many answers a second there are
-for each that one process gives which calls the same functions in a loop. Every user has one image and requests
+It prints errors, mixed-up results, memory and latencies, and the answers per second as a share of
+those of one process that calls the same functions in a loop. Every user has one image and requests
 explanations and regions of it, class by class. Every answer is compared with the result for the
 same image without a server. Users and server share the machine, so latencies include the work of
 the users.
