@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from matplotlib import pyplot as plt
 
 from bcosvit import create_model, explain
 from bcosvit.models import VisionTransformer
-from bcosvit.nn import prepared_view
+from bcosvit.nn import frozen_view, prepared_view
 
 AXES = {
     "batch": "pictures at once",
@@ -64,22 +65,20 @@ def sweep(rounds: int) -> list[Row]:
     usual = model(224)
     for batch in (1, 2, 4, 8, 16):
         images = torch.rand(batch, 3, 224, 224)
-        add("batch", batch, lambda: usual(images), lambda: explain(usual, images, 3))
+        add("batch", batch, partial(usual, images), partial(explain, usual, images, 3))
     image = torch.rand(1, 3, 224, 224)
     for count in (1, 2, 5, 10):
         classes = torch.arange(count)[None]
-        add("classes", count, lambda: usual(image), lambda: explain(usual, image, classes))
+        add("classes", count, partial(usual, image), partial(explain, usual, image, classes))
     for size in (112, 160, 224, 320, 448):
         sized, picture = model(size), torch.rand(1, 3, size, size)
-        add("size", size, lambda: sized(picture), lambda: explain(sized, picture, 3))
+        add("size", size, partial(sized, picture), partial(explain, sized, picture, 3))
         transformer(add, sized)
     return rows
 
 
 def transformer(add: Callable[..., None], sized: VisionTransformer) -> None:
     """Measures the blocks and the head of a model, on made-up tokens."""
-    from bcosvit.nn import frozen_view
-
     count, width = sized.config.grid[0] * sized.config.grid[1], sized.config.token_width
     tokens, frozen = torch.rand(1, count, width), frozen_view(sized, with_parameter_grad=False)
 
