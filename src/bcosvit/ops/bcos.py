@@ -7,6 +7,7 @@ Letters: n batch, d inputs, c outputs, m units per output (MaxOut takes the larg
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import torch
@@ -309,9 +310,17 @@ BLOCK = 2**18
 
 
 def _scale_in_place(linear: Tensor, norm: Tensor, b: float, scale: float) -> None:
-    rows = max(1, BLOCK * len(linear) // max(1, linear.numel())) if linear.ndim > 1 else 1
-    for part, size in zip(linear.split(rows), norm.split(rows), strict=True):
+    for part, size in _blocks(linear, norm):
         part.mul_(_factor(part, size, b, scale))
+
+
+def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Parts of all tensors along their first axis, of `BLOCK` numbers of the first tensor each."""
+    first = tensors[0]
+    if first.ndim == 1:
+        return [tensors]
+    rows = max(1, BLOCK * len(first) // max(1, first.numel()))
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 def _is_read_back(units: Tensor) -> bool:
@@ -366,10 +375,13 @@ class _Frozen(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         first, second = units.chunk(2, dim)
         largest = torch.maximum(first, second)
-        # The factor's sign says who won: plus for the first, also where both are the same.
-        factor = _factor(largest, norm, b, scale)
-        largest.mul_(factor)
-        return largest, factor.copysign_(first - second)
+        factor = torch.empty_like(largest)
+        for f, y, size, one, two in _blocks(factor, largest, norm, first, second):
+            f.copy_(_factor(y, size, b, scale))
+            y.mul_(f)
+            # The sign says who won: plus for the first, also where both are the same.
+            f.copysign_(one - two)
+        return largest, factor
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -388,13 +400,14 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, factor: Tensor, dim: int) -> Tensor:
-        scaled = grad * factor
-        shape = list(scaled.shape)
+        shape = list(grad.shape)
         shape[dim] *= 2
-        out = _empty_like(scaled, shape)
+        out = _empty_like(grad, shape)
         first, second = out.chunk(2, dim)
-        torch.ops.aten.threshold_backward.grad_input(scaled, factor, 0, grad_input=first)
-        torch.sub(first, scaled, out=second)
+        for g, f, one, two in _blocks(grad, factor, first, second):
+            scaled = g * f
+            torch.ops.aten.threshold_backward.grad_input(scaled, f, 0, grad_input=one)
+            torch.sub(one, scaled, out=two)
         return out
 
     @staticmethod
