@@ -333,3 +333,20 @@ def test_sums_over_patches_are_exact_whatever_surrounds_them(dilation):
     with torch.autocast("cpu", torch.bfloat16):
         found = products.patch_sums(images, (3, 2), **window)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_what_is_recorded_is_plain_torch(onednn):
+    """A recorder, such as that of `bcosify`, sees functions of torch and not those of oneDNN."""
+    seen = []
+
+    class Recorder(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, weight = torch.randn(LARGE["rows"]), torch.randn(256, 128)
+    with Recorder():
+        products.linear(x, weight, frozen=False)
+    assert torch.nn.functional.linear in seen and onednn == []
+    products.linear(x, weight, frozen=False)
+    assert len(onednn) == 1
