@@ -29,16 +29,18 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread per process: small tensors do not benefit from several threads.
+# One thread per process: small tensors do not benefit from several threads. In CI, which sets CI=true,
+# it also prints how many lines of src the tests run through.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 $(if $(CI),--cov --cov-report=)
+	$(if $(CI),$(BIN)/coverage report --skip-covered)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
-# How many lines of src the tests of `make test` run through; half as long again as these.
-coverage: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 -q --cov --cov-report=
+# How many lines of src the tests of `make test` run through, for every file.
+coverage:
+	$(MAKE) test CI=true
 	$(BIN)/coverage report
 
 # Whether the tests notice 150 small mistakes in the mathematics; about an hour on 2 cores.
