@@ -65,8 +65,9 @@ def launches_directly(*tensors: Tensor) -> bool:
     A traced graph needs every kernel as an op of ``torch.library``, which costs a tenth of a
     millisecond of Python in every call: more than a small kernel itself.
     """
-    recorded = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    if torch.compiler.is_compiling() or recorded:
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     functorch = torch._C._functorch
     return not any(
