@@ -94,10 +94,10 @@ def audit(
         row += [f"{number:.0%}" for number in numbers]
         table.add_row(*row, f"{each.p_corrected:.2g}", style=style)
     Console().print(table)
-    count = len(found.significant)
+    count, wrong = len(found.significant), len(found.mistakes)
     Console().print(
         f"{count or 'No'} significant suspicion{'' if count == 1 else 's'}, "
-        f"{len(found.mistakes)} mistakes in {len(found.evidence)} pictures.",
+        f"{wrong} mistake{'' if wrong == 1 else 's'} in {len(found.evidence)} pictures.",
         highlight=False,
     )
     Console().print(str(Path(out, REPORT)), highlight=False, soft_wrap=True, markup=False)
