@@ -231,3 +231,17 @@ def test_of_equal_units_the_first_one_is_explained():
     seen = torch.autograd.grad(y, x, torch.ones_like(y))[0]
     factor = units[:, ::2].abs() / (x.detach().square().sum(1, keepdim=True) + 1e-6).sqrt()
     torch.testing.assert_close(seen, factor @ weight[::2])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("b", [2, 2.5])
+def test_a_cosine_is_at_most_one(b, grad, frozen):
+    """Of aligned vectors in half precision, rounding alone would make it larger."""
+    x = torch.randn(200, 64).half()
+    weight = unit_rows(x)
+    products = torch.nn.functional.linear(x, weight)
+    with torch.set_grad_enabled(grad):
+        found = bcos_linear(x.requires_grad_(grad), weight, b=b, frozen=frozen, backend="reference")
+    assert (products.float().diag() > x.float().norm(dim=1)).any()
+    assert (found.abs() <= products.abs()).all()
