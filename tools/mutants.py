@@ -1,6 +1,6 @@
 """Whether the tests notice small mistakes in the mathematics: a mutation check.
 
-    python tools/mutants.py [--count 150] [--seed 0] [--jobs 2] [--minutes 60] [--out mutants.json]
+    python tools/mutants.py [--count 150] [--seed 0] [--jobs 2] [--minutes 120] [--out mutants.json]
 
 Chosen places of ``ops``, ``nn``, ``attribution`` and ``metrics`` are changed, one at a time: a
 comparison, a sign, a constant, a dropped call. For every such mutant, the tests that run through
@@ -9,7 +9,9 @@ Which tests those are is measured once, on the unchanged code. What no test noti
 
 Left out are files whose code runs on a GPU only, annotations, docstrings, texts of errors, and
 calls that change no value (``contiguous``). The same seed chooses the same mutants of the same
-code.
+code, in the same order. A run that was stopped continues with ``--again`` and the file that it
+wrote, and so do survivors after a test was written for them: what was killed is not run again.
+``--map FILE`` keeps the measurement for that.
 """
 
 import argparse
@@ -418,25 +420,31 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=TESTS, help="what may notice a mutant")
     parser.add_argument("--map", type=Path, help="a file for what tests run through, kept")
     parser.add_argument(
-        "--again", type=Path, help="run the survivors of this file again, in the same code"
+        "--again",
+        type=Path,
+        help="a file of an earlier run: what was killed there counts as killed",
     )
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     mutants = choose(options.count, options.seed)
+    rows: list[dict] = []
     if options.again:
-        rows = json.loads(options.again.read_text())["mutants"]
-        same = {(r["file"], *r["span"], r["after"]) for r in rows if r["result"] != "killed"}
-        every = [m for f in sorted({r["file"] for r in rows}) for m in mutants_of(ROOT / f)]
-        mutants = [m for m in every if (m.file, *m.span, m.after) in same]
+        before = {
+            (row["file"], *row["span"], row["before"], row["after"]): row
+            for row in json.loads(options.again.read_text())["mutants"]
+            if row["result"] == "killed"
+        }
+        keys = [(m.file, *m.span, m.before, m.after) for m in mutants]
+        rows = [before[key] for key in keys if key in before]
+        mutants = [m for m, key in zip(mutants, keys, strict=True) if key not in before]
     if options.list:
         for mutant in mutants:
             print(
                 f"{mutant.file}:{mutant.line} {mutant.operator}: {mutant.before} -> {mutant.after}"
             )
         return
-    rows = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copies: SimpleQueue[Path] = SimpleQueue()
         for job in range(options.jobs):
