@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from bcosvit.data import masks
 from bcosvit.data.dataset import SourceError, labeled_images, open_source
 from bcosvit.data.masks import MaskFiles, _run_lengths
 from bcosvit.data.transforms import EvalTransform
@@ -151,10 +154,11 @@ def npy(shape, content=b""):
     return file.getvalue() + content
 
 
-def zipped(name, content):
+def zipped(name, content, kind=zipfile.ZIP_DEFLATED, times=1):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        for number in range(times):
+            archive.writestr(f"{number or ''}{name}", content)
     return file.getvalue()
 
 
@@ -163,6 +167,9 @@ def voc(width, height, right="5"):
     size = f"<size><width>{width}</width><height>{height}</height></size>"
     return f"<a>{size}<object><bndbox>{box}</bndbox></object></a>".encode()
 
+
+ENTITIES = b'<!DOCTYPE a [<!ENTITY e "5">]>' + voc(10, 10, "&e;")
+"""Entities that contain entities may grow to gigabytes, and others would be read from elsewhere."""
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
 """Pillow would start Ghostscript for it, whatever the file's name."""
@@ -182,7 +189,11 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
         ("x.xml", voc("inf", 10), "coordinates beyond"),
         ("x.xml", voc(10, 10, "inf"), "coordinates beyond"),
         ("x.xml", voc(10, 10) + b"<", "cannot be read"),
-        ("x.xml", voc(10, 10).replace(b"<a>", b"<a>" + b" " * 10**7, 1), "larger than 10 MB"),
+        ("x.xml", voc(10, 10).replace(b"<a>", b"<a>" + b" " * 10**7, 1), "larger than 5 MB"),
+        ("x.xml", ENTITIES, "it has a document type"),
+        ("x.xml", ENTITIES.decode().encode("utf-16"), "it has a document type"),
+        ("x.npz", zipped("mask.npy", npy((5, 5), b"0" * 25), zipfile.ZIP_LZMA), "compressed in"),
+        ("x.npz", zipped("x" * 60_000, b"", times=20), "more entries than"),
     ],
 )
 def test_hostile_files_are_refused_in_one_sentence(tmp_path, name, content, says):
@@ -251,13 +262,99 @@ def test_hostile_annotations_are_refused_in_one_sentence(tmp_path, shape, image,
 
 
 @pytest.mark.parametrize(
-    "content", ["[" * 100_000, "[]", '{"images": 5, "annotations": []}', "\xff"]
+    "content",
+    [
+        "[" * 100_000,
+        "[]",
+        '{"images": 5, "annotations": []}',
+        "\xff",
+        '{"images": [{"id": [], "file_name": "x.jpg", "height": 9, "width": 9}]}',
+        '{"images": [' + "[" * 100_000,
+        '{"annotations": [{"image_id": 1, "bbox": [1, 1, 2, 2]}]}',
+    ],
 )
 def test_what_is_no_file_of_annotations(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(SourceError, match="no file of COCO's annotations"):
         MaskFiles(path)
+
+
+def test_annotations_may_come_in_any_order_and_encoding(tmp_path):
+    entry = {"image_id": "é", "category_id": 3, "bbox": [1, 1, 2, 2], "note": "\u4e2d" * 300_000}
+    other = {"image_id": "é", "category_id": 4, "bbox": [5, 5, 1, 1]}
+    image = {"id": "é", "file_name": "ü/x.jpg", "height": 10, "width": 10}
+    names = [{"id": 3, "name": "gâteau"}, {"id": 4, "name": "dog"}]
+    content = {"annotations": [entry, other], "info": {"a": 1}, "images": [image]}
+    content |= {"empty": [], "categories": names, "year": 2026}
+    for ascii_only, indent in ((True, None), (False, 3)):
+        path = tmp_path / "a.json"
+        text = json.dumps(content, ensure_ascii=ascii_only, indent=indent)
+        path.write_text(text, encoding="utf-8")
+        assert MaskFiles(path).mask("ü/x.jpg", "gâteau").sum() == 4
+        assert MaskFiles(path).mask("ü/x.jpg", "DOG").sum() == 1
+        path.write_text(text + "{}", encoding="utf-8")
+        with pytest.raises(SourceError, match="goes on after its end"):
+            MaskFiles(path)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "says"),
+    [
+        ("COCO_BYTES", 100, "it is larger than"),
+        ("ENTRY_BYTES", 100, "it is damaged at byte 12, or has more than"),
+        ("PICTURES", 1, "divide it"),
+        ("ENTRIES", 4, "divide it"),
+        ("NAME_BYTES", 5, "divide it"),
+    ],
+)
+def test_annotations_have_limits(tmp_path, monkeypatch, limit, value, says):
+    image = {"file_name": "name.jpg", "height": 10, "width": 10}
+    images = [{"id": number, **image, "note": "x" * 100} for number in (1, 2)]
+    objects = [{"image_id": number, "bbox": [1, 1, 2, 2]} for number in (1, 1, 1)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"images": images, "annotations": objects}))
+    assert MaskFiles(path).find("name.jpg") == "name"
+    monkeypatch.setattr(masks, limit, value)
+    with pytest.raises(SourceError, match=says):
+        MaskFiles(path)
+
+
+def test_the_annotations_of_a_picture_have_a_limit(tmp_path, monkeypatch):
+    path = annotations(tmp_path / "a.json", SQUARE)
+    found = MaskFiles(path)
+    monkeypatch.setattr(masks, "ENTRY_BYTES", 10)
+    with pytest.raises(SourceError, match="its annotations have more than"):
+        found.mask("x.jpg")
+
+
+CHILD = """
+import sys
+from bcosvit.data.masks import MaskFiles
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM"))
+
+before = peak()
+try:
+    MaskFiles(sys.argv[1])
+except ValueError as error:
+    print(error, file=sys.stderr)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux tells the peak")
+@pytest.mark.parametrize("start", ['{"annotations": [', '{"a": {"b":'])
+def test_what_a_file_of_annotations_takes_does_not_grow_with_it(tmp_path, start):
+    # As a whole, these 45 MB are a gigabyte of empty lists.
+    path = tmp_path / "a.json"
+    path.write_text(start + "[" + "[]," * 15_000_000)
+    command = [sys.executable, "-c", CHILD, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "is no file of COCO's annotations" in done.stderr
+    assert int(done.stdout) <= 310
 
 
 def test_several_kinds_of_shapes_are_one_mask(tmp_path):

@@ -10,12 +10,16 @@ drawn: sizes, numbers of values, and how long it takes to draw all objects of a 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import stat
 import zipfile
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from xml.etree import ElementTree
@@ -38,8 +42,16 @@ PIXELS = 100_000_000
 """What a mask may have, as pictures may."""
 BYTES = 300_000_000
 """Of an array."""
-XML_BYTES = 10_000_000
+XML_BYTES = 5_000_000
 """Of a file with boxes."""
+ARCHIVE_BYTES = 1_000_000
+"""Of the list of what an archive of arrays holds."""
+COCO_BYTES = 2_000_000_000
+"""Of a file with COCO's annotations; LVIS's are half as large."""
+ENTRY_BYTES = 8_000_000
+"""Of one entry of such a file, and of all annotations of a picture."""
+PICTURES, ENTRIES, NAME_BYTES = 1_000_000, 10_000_000, 200_000_000
+"""What such a file may have: pictures, entries in all, and characters in all names of pictures."""
 WORK = 2_000_000_000
 """Pixels that are looked at to draw all objects of a picture, which takes seconds."""
 
@@ -71,11 +83,11 @@ class MaskFiles:
 
     def __init__(self, path: str | Path, values: Sequence[int] | None = None) -> None:
         self.path, self.values = Path(path), None if values is None else tuple(values)
-        self._coco: dict[str, dict[str, Any]] | None = None
+        self._coco: _Coco | None = None
         self._files: dict[str, str] = {}
         if self.path.is_file() and self.path.suffix.lower() == ".json":
-            self._coco = _read_coco(self.path)
-            names = list(self._coco)
+            self._coco = _Coco(self.path)
+            names = self._coco.names
         elif self.path.is_dir():
             found = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in _SUFFIXES)
             for file in found:
@@ -129,7 +141,7 @@ class MaskFiles:
         where = of_coco if self._coco is not None else str(self.path / self._files[name])
         try:
             if self._coco is not None:
-                return _draw_coco(self._coco[name], class_name)
+                return _draw_coco(*self._coco.read(name), class_name)
             path = _regular(self.path / self._files[name])
             if path.suffix.lower() == ".xml":
                 return _draw_voc(path, class_name)
@@ -171,12 +183,27 @@ def _read_array(path: Path) -> NDArray[Any]:
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
             return _read_npy(file)
-    with zipfile.ZipFile(path) as archive:
+    with _Listed(path) as whole, zipfile.ZipFile(whole) as archive:
+        whole.listed = True
         names = [name for name in archive.namelist() if name.endswith(".npy")]
         if not names:
             raise ValueError("it holds no array")
-        with archive.open("mask.npy" if "mask.npy" in names else names[0]) as file:
+        entry = archive.getinfo("mask.npy" if "mask.npy" in names else names[0])
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("it is compressed in a way that NumPy does not use")
+        with archive.open(entry) as file:
             return _read_npy(file)
+
+
+class _Listed(io.FileIO):
+    """An archive whose list of entries is bounded: ``zipfile`` reads it as a whole."""
+
+    listed = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if not self.listed and size is not None and size > ARCHIVE_BYTES:
+            raise ValueError("it lists more entries than a file with a mask has")
+        return super().read(size)
 
 
 def _read_npy(file: IO[bytes]) -> NDArray[Any]:
@@ -227,10 +254,17 @@ def _check_work(work: float) -> None:
         raise ValueError("it has so many objects that drawing them would take too long")
 
 
+class _NoEntities(ElementTree.TreeBuilder):
+    """A document type is where entities are defined, which grow without bounds where used."""
+
+    def doctype(self, *_: str | None) -> None:
+        raise ValueError("it has a document type, which files with boxes do not need")
+
+
 def _draw_voc(path: Path, class_name: str | None) -> Mask | None:
     if path.stat().st_size > XML_BYTES:
         raise ValueError(f"it is larger than {XML_BYTES // 1_000_000} MB")
-    root = ElementTree.parse(path).getroot()
+    root = ElementTree.parse(path, ElementTree.XMLParser(target=_NoEntities())).getroot()
     sides = _numbers(root.findtext(f"size/{side}", "0") for side in ("width", "height"))
     width, height = map(int, sides)
     objects = []
@@ -248,36 +282,188 @@ def _draw_voc(path: Path, class_name: str | None) -> Mask | None:
     return mask if mask.any() else None
 
 
-def _read_coco(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        content = json.loads(_regular(path).read_text(encoding="utf-8"))
-        names = {each["id"]: str(each["name"]) for each in content.get("categories", ())}
-        images: dict[Any, dict[str, Any]] = {}
-        for image in content["images"]:
-            size = (int(image["height"]), int(image["width"]))
-            name = PurePosixPath(image["file_name"]).with_suffix("").as_posix()
-            images[image["id"]] = {"name": name, "size": size, "objects": []}
-        for each in content["annotations"]:
-            if each["image_id"] in images:
-                shape = each.get("segmentation") or each["bbox"]
-                name = names.get(each.get("category_id"), "")
-                images[each["image_id"]]["objects"].append((name, shape))
-    # Whatever is where something else is expected.
-    except Exception as error:
-        raise SourceError(
-            f"{path} is no file of COCO's annotations ({error!r}): it needs images and annotations."
-        ) from error
-    return {each["name"]: each for each in images.values() if each["objects"]}
+class _Coco:
+    """COCO's annotations, read one at a time, of which no more is kept than where they are.
+
+    Raises:
+        SourceError: If the file holds something else, or too much.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if _regular(path).stat().st_size > COCO_BYTES:
+                raise ValueError(f"it is larger than {COCO_BYTES // 10**9} GB")
+            self._read()
+        # Whatever is where something else is expected.
+        except Exception as error:
+            reason = str(error) if type(error) is ValueError else repr(error)
+            raise SourceError(
+                f"{path} is no file of COCO's annotations ({reason}): "
+                "it needs images and annotations."
+            ) from error
+
+    def _read(self) -> None:
+        numbers: dict[int | str, int] = {}
+        images: dict[int, tuple[str, tuple[int, int]]] = {}
+        self._classes: dict[Any, str] = {}
+        # For each annotation: its picture, and where it is in the file.
+        pictures, starts, sizes = array("q"), array("q"), array("q")
+        room, found = NAME_BYTES, set()
+
+        def number(key: Any) -> int:
+            if not isinstance(key, int | str) or len(str(key)) > 1000:
+                raise ValueError("it has pictures whose id is neither a number nor a short text")
+            return numbers.setdefault(key, len(numbers))
+
+        for count, (member, start, end, entry) in enumerate(_entries(self.path), 1):
+            found.add(member)
+            if member == "categories":
+                self._classes[entry["id"]] = str(entry["name"])
+            elif member == "images":
+                name = PurePosixPath(entry["file_name"]).with_suffix("").as_posix()
+                room -= len(name)
+                images[number(entry["id"])] = (name, (int(entry["height"]), int(entry["width"])))
+            elif member == "annotations":
+                _shape_of(entry)
+                pictures.append(number(entry["image_id"]))
+                starts.append(start)
+                sizes.append(end - start)
+            if max(len(numbers), len(self._classes)) > PICTURES or count > ENTRIES or room < 0:
+                raise ValueError(
+                    f"it has more than {PICTURES:,} pictures or categories, {ENTRIES:,} entries or "
+                    f"{NAME_BYTES // 10**6} MB of names; divide it"
+                )
+        if missing := {"images", "annotations"} - found:
+            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
+        order = np.argsort(pictures, kind="stable")
+        self._where = np.array([starts, sizes])[:, order]
+        bounds = np.searchsorted(np.array(pictures)[order], np.arange(len(numbers) + 1))
+        self._images = {
+            name: (size, bounds[n], bounds[n + 1])
+            for n, (name, size) in images.items()
+            if bounds[n] < bounds[n + 1]
+        }
+        self.names = list(self._images)
+
+    def read(self, name: str) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
+        """Reads height and width of a picture, and its objects, each with the name of its class."""
+        size, first, last = self._images[name]
+        if self._where[1, first:last].sum() > ENTRY_BYTES:
+            raise ValueError(f"its annotations have more than {ENTRY_BYTES // 10**6} MB")
+        objects = []
+        with self.path.open("rb") as file:
+            for start, length in zip(*self._where[:, first:last], strict=True):
+                file.seek(start)
+                entry = json.loads(file.read(length))
+                objects.append((self._classes.get(entry.get("category_id"), ""), _shape_of(entry)))
+        return size, objects
 
 
-def _draw_coco(image: Mapping[str, Any], class_name: str | None) -> Mask | None:
-    height, width = image["size"]
+def _shape_of(annotation: Mapping[str, Any]) -> Any:
+    return annotation.get("segmentation") or annotation["bbox"]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, int, int, Any]]:
+    """Yields the entries of all lists in a JSON object, one at a time.
+
+    Yields:
+        The name of the list, the entry's first byte in the file, the one after its last, and what
+        it is.
+    """
+    with path.open("rb") as file:
+        text = _Text(file)
+        text.expect("{")
+        while not text.follows("}"):
+            _, _, member = text.value()
+            text.expect(":")
+            if not text.follows("["):
+                text.value()
+            else:
+                while not text.follows("]"):
+                    yield str(member), *text.value()
+                    text.separates("]")
+            text.separates("}")
+        if not text.follows(""):
+            raise ValueError("it goes on after its end")
+
+
+class _Text:
+    """The text of a JSON file, of which a part is in memory.
+
+    Bytes are characters here, as in Latin-1, so that positions are those in the file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._text, self._at, self._first = file, "", 0, 0
+
+    def _more(self) -> bool:
+        """Reads on: twice as much as could not be used so far, but no more than an entry has."""
+        self._first, self._text = self._first + self._at, self._text[self._at :]
+        self._at = 0
+        size = min(max(len(self._text), 1 << 18), ENTRY_BYTES - len(self._text))
+        new = self._file.read(size) if size > 0 else b""
+        self._text += new.decode("latin-1")
+        return bool(new)
+
+    def _next(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def follows(self, character: str) -> bool:
+        """Whether a character is the next one; it is then passed over."""
+        found = self._next() == character
+        self._at += found
+        return found
+
+    def expect(self, character: str) -> None:
+        if not self.follows(character):
+            raise ValueError(f"it has no {character} at byte {self._first + self._at:,}")
+
+    def separates(self, end: str) -> None:
+        """A comma, or the end of a list, which is left for the next call."""
+        if self._next() != end:
+            self.expect(",")
+
+    def value(self) -> tuple[int, int, Any]:
+        """Reads a value; returns its first byte, the one after its last, and what it is."""
+        self._next()
+        while True:
+            with suppress(ValueError):
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                # A number may go on.
+                if end < len(self._text):
+                    first, self._at = self._first + self._at, end
+                    break
+            if not self._more():
+                raise ValueError(
+                    f"it is damaged at byte {self._first + self._at:,}, or has more than "
+                    f"{ENTRY_BYTES // 10**6} MB in one entry there"
+                )
+        if not self._text.isascii():
+            value = json.loads(self._text[first - self._first : end].encode("latin-1"))
+        return first, self._first + end, value
+
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _draw_coco(
+    size: tuple[int, int], objects: Sequence[tuple[str, Any]], class_name: str | None
+) -> Mask | None:
+    height, width = size
     mask, work = _canvas(height, width), 0.0
     # Run lengths go down the columns.
     columns = np.zeros(mask.size, np.bool_)
     canvas = Image.new("1", (width, height))
     draw = ImageDraw.Draw(canvas)
-    for shape in _of_class(image["objects"], class_name):
+    for shape in _of_class(objects, class_name):
         if isinstance(shape, dict):
             ends = np.cumsum(_runs_of(shape, mask.size))
             _check_work(work := work + mask.size / 16 + 100 * len(ends))
