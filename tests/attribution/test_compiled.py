@@ -94,3 +94,15 @@ def test_nothing_lingers(model, images):
     assert not any(getattr(m, "frozen", False) for m in model.modules())
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key])
+
+
+def test_results_in_inference_mode_are_ordinary_tensors(model, images):
+    method = CompiledInherent(model, backend="aot_eager")
+    with torch.inference_mode():
+        found = method(model, images)
+    expected = explain(model, images)
+    torch.testing.assert_close(found.map, expected.map)
+    # What is made in inference mode cannot be part of a graph later.
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (found.map * scale).sum().backward()
+    torch.testing.assert_close(scale.grad, expected.map.sum())

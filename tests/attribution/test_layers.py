@@ -68,3 +68,8 @@ def test_bad_places(model, images):
         input_contributions(model, images, 1, 16)
     with pytest.raises(ValueError, match="one class a sample"):
         token_contributions(model, images, 1, "all")
+
+
+def test_results_keep_no_graph(model, images):
+    found = token_contributions(model, images, 1, 3)
+    assert not any(part.requires_grad for part in (found.map, found.logits, found.logit))

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from bcosvit import create_model, explain, explainers
-from bcosvit.attribution import METHODS, Attribution, base, explain_all
+from bcosvit.attribution import (
+    METHODS,
+    Attribution,
+    Explainer,
+    base,
+    describe_method,
+    explain_all,
+    method_title,
+)
 from bcosvit.attribution.attention import Rollout, observe
 from bcosvit.attribution.gradient import IntegratedGradients
 from bcosvit.attribution.sampling import Occlusion, SmoothGrad
@@ -376,3 +384,19 @@ def test_random_maps_do_not_depend_on_the_dtype(model, images):
     one = explain(model, images, 0, "random").map
     other = explain(model.float(), images.float(), 0, "random").map
     torch.testing.assert_close(other.double(), one)
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_classes_of_one_image_are_those_one_by_one(family, method, five):
+    classes = torch.tensor([[3, 0], [1, 4]])
+    found = explain(make(family), five[:2], classes, method)
+    each = [explain(make(family), five[:2], column, method).map for column in classes.unbind(1)]
+    torch.testing.assert_close(found.map, torch.stack(each, 1))
+    assert torch.equal(found.target, classes)
+
+
+def test_methods_describe_themselves_and_others_are_as_by_default():
+    for name in METHODS.names():
+        assert describe_method(name) is METHODS.get(name)
+    assert describe_method("somebody's function") is Explainer
+    assert method_title("somebody's function") == "somebody's function"

@@ -77,7 +77,7 @@ def test_a_row_an_image():
 
 
 def test_accuracy_counts_every_key_once():
-    rows = [row("a", 1), row("b", 1, place=3), row("c", 1, place=7), row("a", 1)]
+    rows = [row("a", 1), row("b", 1, place=4), row("c", 1, place=5), row("a", 1)]
     metric = Accuracy()
     items = metric.select(rows)
     found = metric.result(items, {}, Bootstrap(), len(rows) - len(items))

@@ -219,3 +219,12 @@ def test_places_of_any_number_of_maps():
     for i in range(3):
         assert torch.equal(found[i], removal_places(maps[i], shuffles[i]))
         assert torch.equal(found[i, 1], removal_places(maps[i, 1], shuffles[i, 1]))
+
+
+def test_what_is_followed_is_said():
+    image = row("a", 1.0)
+    curves = {"exact": torch.ones(1, 2, 3, dtype=torch.float64)}
+    for output, says in (("probability", "Confidence in the true"), ("logit", "The logit of the")):
+        metric = PixelPerturbation(points=3, output=output)
+        about = metric.result([(image,)], curves, Bootstrap()).about()
+        assert [says in about, "Confidence in" in about, "The logit of" in about].count(True) == 2

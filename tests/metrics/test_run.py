@@ -11,6 +11,8 @@ import torch
 from bcosvit import create_model
 from bcosvit.attribution import Attribution
 from bcosvit.metrics import (
+    METRICS,
+    Accuracy,
     Bootstrap,
     GridPointingGame,
     MaskOverlap,
@@ -18,6 +20,7 @@ from bcosvit.metrics import (
     MetricResult,
     PixelPerturbation,
     evaluate,
+    register_metric,
 )
 from tests.conftest import small_config
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
@@ -512,3 +515,18 @@ def test_a_metric_of_predictions_gets_them_and_no_scores():
     (result,) = [each for each in found.results.values() if isinstance(each, CountedResult)]
     assert result.scores == {}
     assert len(result.keys) == len(data) - 3
+
+
+def test_a_metric_is_called_by_its_title_or_else_by_its_class(restored_registries):
+    @register_metric("first of the test")
+    class Titled(Accuracy):
+        title = "The title"
+
+    @register_metric("second of the test")
+    class Untitled(Accuracy):
+        title = ""
+
+    assert [METRICS.get(f"{n} of the test").title for n in ("first", "second")] == [
+        "The title",
+        "Untitled",
+    ]

@@ -12,6 +12,7 @@ from bcosvit.nn.bcosified import (
     ConvertedAttention,
     ConvertedBatchNorm,
     ConvertedConv,
+    ConvertedNorm,
 )
 
 OPTIONS: dict[str, list[dict]] = {
@@ -53,12 +54,21 @@ def causal(scores: int) -> Tensor:
     [
         ((2, 4, 5, 6), {}),
         ((3, 5, 6), {"scale": 0.3}),
+        ((5, 6), {}),
         ((2, 4, 5, 6), {"is_causal": True}),
         ((2, 4, 5, 6), {"attn_mask": causal(5)}),
         ((2, 4, 5, 6), {"attn_mask": torch.linspace(-2, 2, 25).view(5, 5).double()}),
         ((2, 4, 5, 6), {"enable_gqa": True}),
     ],
-    ids=["plain", "without heads", "causal", "boolean mask", "mask", "grouped queries"],
+    ids=[
+        "plain",
+        "without heads",
+        "of one image",
+        "causal",
+        "boolean mask",
+        "mask",
+        "grouped queries",
+    ],
 )
 def test_attention_of_a_frozen_view_is_torchs(shape: tuple[int, ...], options: dict) -> None:
     query, key, value = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
@@ -107,3 +117,62 @@ def test_average_pooling_rearranges_nothing_on_a_cpu() -> None:
     found = AveragePool()(x, 3, 2, 1)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found, F.avg_pool2d(x, 3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight", "options"),
+    [
+        ("layer", [5, 6], {"dims": 2}),
+        ("rms", [6], {}),
+        ("group", [4], {"groups": 2}),
+        ("instance", [4], {}),
+    ],
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_of_a_frozen_view_are_torchs(
+    kind: str, weight: list[int], options: dict, affine: bool
+) -> None:
+    bias = weight if kind != "rms" else None
+    layer = ConvertedNorm(kind, weight, bias, 1e-5, **options).double()
+    if not affine:
+        layer = ConvertedNorm(kind, None, None, 1e-5, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x, fade = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    parts = [layer.weight, layer.bias]
+    expected = {
+        "layer": lambda: F.layer_norm(x, [5, 6], *parts),
+        "rms": lambda: F.rms_norm(x, [6], layer.weight, 1e-5),
+        "group": lambda: F.group_norm(x, 2, *parts),
+        "instance": lambda: F.instance_norm(x, weight=layer.weight, bias=layer.bias),
+    }[kind]()
+    torch.testing.assert_close(layer(x, fade), expected)
+    torch.testing.assert_close(frozen_view(layer)(x, fade), expected)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_running_statistics_are_used_as_torch_does(affine: bool) -> None:
+    theirs = torch.nn.BatchNorm2d(3, affine=affine).double().eval()
+    for tensor in theirs.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(3, dtype=torch.float64) + 0.5)
+    ours = ConvertedBatchNorm(3, weight=affine, bias=affine).double().eval()
+    ours.load_state_dict({key: theirs.state_dict()[key] for key in ours.state_dict()})
+    x, fade = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    torch.testing.assert_close(ours(x, fade), theirs(x))
+    torch.testing.assert_close(frozen_view(ours)(x, fade), theirs(x))
+
+
+@pytest.mark.parametrize(("groups", "is_half"), [(4, False), (1, True)])
+def test_one_channel_per_group_is_not_multiplied_in_half_precision(
+    groups: int, is_half: bool
+) -> None:
+    layer = ConvertedConv([4, 4 // groups, 3, 3], None, bcos=False, groups=groups)
+    torch.nn.init.normal_(layer.weight)
+    x, one = torch.randn(2, 4, 6, 6), torch.ones(())
+    view = frozen_view(layer)
+    expected = view(x, fade=one, b=one)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = view(x, fade=one, b=one)
+    error = (found.float() - expected).abs().max() / expected.abs().max()
+    assert (error > 1e-4) if is_half else (error < 1e-6)

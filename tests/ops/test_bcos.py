@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bcosvit.nn import BcosConv2d, BcosLinear, frozen_view
-from bcosvit.ops import bcos_conv2d, bcos_linear
+from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp
 from bcosvit.ops.dispatch import unit_rows, window_sums
 from tests.reference.dynamic import bcos_rows
 
@@ -245,3 +245,20 @@ def test_a_cosine_is_at_most_one(b, grad, frozen):
         found = bcos_linear(x.requires_grad_(grad), weight, b=b, frozen=frozen, backend="reference")
     assert (products.float().diag() > x.float().norm(dim=1)).any()
     assert (found.abs() <= products.abs()).all()
+
+
+def test_gradients_of_two_in_a_row_are_those_of_both():
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    up, down = (unit_rows(torch.randn(shape, dtype=torch.float64)) for shape in ((8, 5), (3, 4)))
+    up_by, down_by = ({"b": 2.0, "maxout": maxout, "scale": 0.5, "eps": 1e-6} for maxout in (2, 1))
+    assert torch.autograd.gradcheck(lambda x: bcos_mlp(x, up, down, up_by, down_by), (x,))
+    expected = bcos_linear(bcos_linear(x, up, **up_by), down, **down_by)
+    torch.testing.assert_close(bcos_mlp(x, up, down, up_by, down_by), expected)
+
+
+def test_layers_have_one_unit_per_output_and_plain_numbers():
+    for layer in (BcosLinear(6, 4), BcosConv2d(6, 4, 3)):
+        assert layer.weight.shape[:2] == (4, 6)
+    # Numbers go into kernels, exported programs and files, which know neither arrays nor texts.
+    options = BcosLinear(6, 4, b=np.float32(2), scale=np.float32(0.5)).options
+    assert [type(options[name]) for name in ("b", "scale")] == [float, float]

@@ -8,8 +8,9 @@ seed. Output memory starts out as NaN, so that what a kernel forgets to write is
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp, prior_attention
+from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp, dispatch, prior_attention
 from bcosvit.ops.bcos import bcos_scale, row_norms
 from bcosvit.ops.dispatch import unit_rows, use_triton
 
@@ -284,6 +285,17 @@ def test_traced_and_launched_agree(seed):
 def test_auto_leaves_the_cpu_to_the_reference():
     assert not use_triton("auto", torch.zeros(1))
     assert not use_triton("reference", torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_kernels"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float64, False)],
+)
+def test_auto_takes_the_kernels_on_a_gpu_for_what_they_know(dtype, has_kernels, monkeypatch):
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensor = torch.empty(1, dtype=dtype, device="cuda")
+    assert use_triton("auto", tensor) == has_kernels
 
 
 def test_the_wrong_backend_says_so(monkeypatch):
