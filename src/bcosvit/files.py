@@ -57,6 +57,26 @@ def make_folder(path: str | Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, message, str(path)) from error
 
 
+def read_regular(path: str | Path, most: int) -> str:
+    """Reads a text of unknown origin, and neither waits for a pipe nor takes all memory.
+
+    Args:
+        path: A file, in UTF-8; what is not is replaced.
+        most: How many bytes it may have.
+
+    Raises:
+        ValueError: It is larger.
+        OSError: It cannot be read, or is no regular file.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} is larger than {most / 1e6:g} MB")
+    return content.decode("utf-8", "replace")
+
+
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path`` that takes its place once the block succeeds.

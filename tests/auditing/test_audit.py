@@ -45,6 +45,8 @@ from bcosvit.auditing.suspicions import (
 )
 from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
+from bcosvit.models.weights import CLASSES_KEY
+from tests.auditing.conftest import draw
 
 
 def test_cells_clusters_and_constants_sum_to_logits(audited):
@@ -396,11 +398,13 @@ def test_pages_run_nothing_and_show_nothing_but_the_audit(trained, audited, tmp_
     broken = {
         "audit.json": [
             "[1]",
+            json.dumps({**summary, "mistakes": [float("inf")]}),
+            "[" * 100_000,
             json.dumps({**summary, "mistakes": ["<script>"]}),
             json.dumps({**summary, "clusters": []}),
             json.dumps({key: value for key, value in summary.items() if key != "classes"}),
         ],
-        "source.json": ["[]", "{}", "{"],
+        "source.json": ["[]", "{}", "{", "[" * 100_000, "[" + " " * 1_000_000 + "]"],
     }
     for name, contents in broken.items():
         before = (folder / name).read_text()
@@ -408,7 +412,82 @@ def test_pages_run_nothing_and_show_nothing_but_the_audit(trained, audited, tmp_
             (folder / name).write_text(content)
             with pytest.raises(ValueError, match=r"holds no finished audit|is damaged"):
                 audit_routes(service, folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match=r"holds no finished audit|is damaged"):
+            audit_routes(service, folder)
+        (folder / name).unlink()
         (folder / name).write_text(before)
+
+
+@pytest.fixture
+def hostile(trained, audited, tmp_path):
+    testclient = pytest.importorskip("starlette.testclient")
+    from starlette.applications import Starlette
+
+    from bcosvit.web.audits import audit_routes
+    from bcosvit.web.service import ExplanationService
+
+    folder = tmp_path / "hostile"
+    shutil.copytree(audited.folder, folder)
+    service = ExplanationService(predictor=bcosvit.Predictor.load(trained[1], "cpu"))
+    client = testclient.TestClient(Starlette(routes=[audit_routes(service, folder)]))
+    client.folder = folder
+    return client
+
+
+def test_addresses_that_are_no_pictures(hostile):
+    for index in ("9" * 5000, "96", "-1", "1.5", "٣", "0x1", ""):
+        for kind in ("picture", "thumbnail"):
+            assert hostile.get(f"/audit/{kind}/{index}").status_code == 404
+
+
+def test_reports_of_others_neither_wait_nor_take_long(hostile):
+    page = hostile.get("/audit/").text
+    assert 'href="picture/' in page and 'href="list/class-0"' in page
+    report = hostile.folder / "report.html"
+    # Looked at anew from each of them, this would take hours.
+    for start in (
+        '<details class="class" data-class="1"',
+        '<figure class="example" data-picture="1">',
+    ):
+        report.write_text((start + "<div>") * 200_000)
+        assert hostile.get("/audit/").status_code == 200
+    with report.open("wb") as file:
+        file.truncate(60_000_000)
+    assert hostile.get("/audit/").status_code == 404
+    report.unlink()
+    os.mkfifo(report)
+    assert hostile.get("/audit/").status_code == 404
+
+
+def test_names_of_files_and_classes_are_text(trained, tmp_path):
+    """Markup, formulas, mathematics, long and bidirectional names reach no page as such."""
+    names = [
+        "=1+1<script>alert(1)</script>",
+        "\"'><img src=x onerror=alert(2)>$\\frac{$" + "é" * 60,
+    ]
+    model = bcosvit.load(trained[1])
+    bcosvit.save(model, tmp_path / "w.safetensors", metadata={CLASSES_KEY: json.dumps(names)})
+    for number in range(24):
+        picture, _ = draw(number % 2, np.random.default_rng(number))
+        path = tmp_path / "data" / str(number % 2) / f"\u202e<b>{number}\n&amp;{'x' * 180}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    out = tmp_path / "out"
+    bcosvit.audit(
+        tmp_path / "w.safetensors", tmp_path / "data", out=out, split="all", pairs=4, device="cpu"
+    )
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\u202e&lt;b&gt;" in page
+    assert not any(part in page for part in ("<script", "<img src=x", "\u202e<b>", "\"'><img"))
+    for table in out.glob("*.csv"):
+        with table.open(newline="", encoding="utf-8") as file:
+            cells = [cell for row in csv.DictReader(file) for cell in row.values()]
+        assert not any(cell[:1] in ("=", "+", "@") for cell in cells)
+    with (out / "pictures.csv").open(newline="", encoding="utf-8") as file:
+        assert {row["label"] for row in csv.DictReader(file)} == {f"'{names[0]}", names[1]}
 
 
 def test_damaged_evidence_is_told(audited, tmp_path):

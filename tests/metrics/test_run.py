@@ -22,6 +22,7 @@ from bcosvit.metrics import (
     evaluate,
     register_metric,
 )
+from bcosvit.metrics.evaluation import write_table
 from tests.conftest import small_config
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
 
@@ -530,3 +531,11 @@ def test_a_metric_is_called_by_its_title_or_else_by_its_class(restored_registrie
         "The title",
         "Untitled",
     ]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_text_of_a_table_is_a_formula(name, tmp_path):
+    write_table(tmp_path / "t.csv", [{"key": name, "number": -1.5, "other": "a=b", "none": ""}])
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row == {"key": f"'{name}", "number": "-1.5", "other": "a=b", "none": ""}

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import http.server
+import os
 import sys
 import threading
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from bcosvit import create_model, load, save
+from bcosvit import create_model, from_pretrained, load, save
 from bcosvit.cli import app
 from bcosvit.files import cache_folder
 from bcosvit.models.hub import locate
@@ -222,3 +223,42 @@ def test_shipped_weights_are_finite():
     for name in shipped():
         tensors = load_file(locate(name))
         assert [key for key, tensor in tensors.items() if not tensor.isfinite().all()] == []
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("x" * 5000 + ".safetensors", "There is no weights file xxx"),
+        ("x" * 5000 + "/y", "cannot be downloaded from the hub"),
+        ("https://[::1/x#sha256=" + "0" * 64, "is no address"),
+        ("file://[::1", "is no address"),
+        ("\0/\0", "cannot be downloaded from the hub"),
+    ],
+)
+def test_names_that_no_file_can_have(where, says, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=says):
+        from_pretrained(where)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "loop", "device"])
+def test_folders_without_a_weights_file(kind, tmp_path):
+    weights = tmp_path / "model.safetensors"
+    {
+        "missing": lambda: None,
+        "folder": weights.mkdir,
+        "pipe": lambda: os.mkfifo(weights),
+        "loop": lambda: weights.symlink_to(weights),
+        "device": lambda: weights.symlink_to("/dev/zero"),
+    }[kind]()
+    with pytest.raises(ValueError, match="There is no weights file"):
+        from_pretrained(tmp_path)
+
+
+def test_nothing_but_the_weights_file_of_a_folder_is_read(tmp_path):
+    model = create_model(small_config())
+    model.save_pretrained(tmp_path)
+    for name in ("config.json", "preprocessor_config.json", "README.md"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+    assert from_pretrained(tmp_path).config == model.config

@@ -21,7 +21,7 @@ from bcosvit.auditing.clusters import ClassEvidence, Cluster
 from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
 from bcosvit.auditing.mistakes import Mistake, MistakeGroup, grouped
 from bcosvit.auditing.suspicions import KINDS, Suspicion
-from bcosvit.files import atomic
+from bcosvit.files import atomic, read_regular
 from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
 from bcosvit.metrics.evaluation import write_summary, write_table
 from bcosvit.metrics.loader import Images
@@ -31,6 +31,8 @@ from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
 
 REPORT, SUMMARY, PICTURES = "report.html", "audit.json", "pictures"
+SUMMARY_BYTES = 200_000_000
+"""Of ``audit.json``, which lists the pictures of every class and cluster."""
 INLINE = 16_000_000
 """Bytes of pictures above which they get files of their own; a page stays below 20 MB."""
 EXAMPLES = 4
@@ -569,7 +571,7 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
         ValueError: If the folder holds no finished audit.
     """
     try:
-        return dict(json.loads(Path(folder, SUMMARY).read_text(encoding="utf-8")))
+        return dict(json.loads(read_regular(Path(folder, SUMMARY), SUMMARY_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no finished audit; give the folder that `bcosvit audit` has written."

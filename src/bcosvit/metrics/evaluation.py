@@ -485,7 +485,11 @@ def _check(
 
 
 def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows of equal columns as CSV with all digits; without rows the file is empty."""
+    """Writes rows of equal columns as CSV with all digits; without rows the file is empty.
+
+    Texts that begin like a formula (``=``, ``+``, ``-``, ``@``, or a control character), such as
+    names of files and classes, get an apostrophe before them, so that no spreadsheet computes them.
+    """
     with (
         atomic(path) as temporary,
         # Keys are often file names, which need not be valid Unicode.
@@ -496,7 +500,12 @@ def write_table(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             if writer is None:
                 writer = csv.DictWriter(file, list(row))
                 writer.writeheader()
-            writer.writerow(row)
+            writer.writerow({name: _no_formula(value) for name, value in row.items()})
+
+
+def _no_formula(value: Any) -> Any:
+    is_formula = isinstance(value, str) and (value[:1] in set("=+-@") or value[:1] < " ")
+    return f"'{value}" if value and is_formula else value
 
 
 def write_summary(path: str | Path, summary: Mapping[str, Any]) -> None:

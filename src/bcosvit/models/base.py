@@ -1,6 +1,7 @@
 """What every model of the library is, and how one is made, saved and loaded."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from functools import partial
@@ -255,7 +256,7 @@ class Classifier(nn.Module, Generic[C]):
         Raises:
             ValueError: There is no such file, or it holds a model of another class.
         """
-        if isinstance(where, str) and where.count("/") == 1 and not Path(where).exists():
+        if isinstance(where, str) and where.count("/") == 1 and not os.path.exists(where):
             path = hub_file(where, HUB_FILE, revision=revision, token=token)
         elif revision is not None:
             raise ValueError(f"{where} is no repository, so it has no revision; leave it out.")

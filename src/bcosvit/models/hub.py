@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import re
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -47,6 +48,10 @@ def locate(where: str | Path) -> Path:
         if where in shipped():
             return shipped_file(where)
         scheme = where.partition("://")[0].lower() if "://" in where else ""
+        try:
+            urlsplit(where if scheme else "")
+        except ValueError as error:
+            raise ValueError(f"{where} is no address ({error}); give {_allowed()}.") from error
         if scheme in ("https", "http"):
             return _download(where)
         if scheme == "hf":
@@ -58,10 +63,12 @@ def locate(where: str | Path) -> Path:
                 f"{where} cannot be downloaded: {scheme}:// is not known here; give {_allowed()}."
             )
     path = Path(where)
-    if path.is_dir():
-        path = path / HUB_FILE
-    if path.is_file():
-        return path
+    # A name that is too long for the system is no file.
+    with suppress(OSError):
+        if path.is_dir():
+            path = path / HUB_FILE
+        if path.is_file():
+            return path
     if where == DEFAULT:
         raise ValueError(
             f"There is no weights file for the default model {DEFAULT}: this copy of bcosvit was "

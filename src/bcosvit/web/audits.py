@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 
 from bcosvit.auditing.report import PICTURES, REPORT, read_summary
 from bcosvit.auditing.run import SOURCE, open_pictures
+from bcosvit.files import read_regular
 from bcosvit.report.explain import ReportInfo, html_report
 from bcosvit.report.images import photo_bytes, photo_image
 from bcosvit.report.provenance import Provenance
@@ -27,6 +28,9 @@ AT_ONCE = 200
 
 POLICY = "default-src 'none'; img-src data: 'self'; style-src 'unsafe-inline'"
 """Nothing runs on these pages, whoever has written the report."""
+
+REPORT_BYTES, SOURCE_BYTES = 50_000_000, 1_000_000
+"""Of a report, which is smaller than 20 MB, and of the note where the data are."""
 
 _FILES = {".csv": "text/csv", ".parquet": "application/octet-stream", ".json": "application/json"}
 
@@ -49,8 +53,8 @@ def audit_routes(service: ExplanationService, folder: str | Path) -> Mount:
         "/audit",
         routes=[
             Route("/", pages.report),
-            Route("/picture/{index:int}", pages.picture),
-            Route("/thumbnail/{index:int}", pages.thumbnail),
+            Route("/picture/{index}", pages.picture),
+            Route("/thumbnail/{index}", pages.thumbnail),
             Route("/list/{name}", pages.list),
             Route("/{file:path}", pages.file),
         ],
@@ -63,10 +67,13 @@ class _Pages:
         summary = read_summary(folder)
         try:
             self.lists, fingerprint = _lists(summary), str(summary["settings"]["data"])
-            source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+            source: dict[str, Any] = json.loads(read_regular(folder / SOURCE, SOURCE_BYTES))
             opened = {name: source[name] for name in ("data", "split", "limit", "seed")}
         # Whatever is where something else is expected.
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (
+            *(OSError, ValueError, LookupError, TypeError, AttributeError),
+            *(ArithmeticError, RecursionError),
+        ) as error:
             raise ValueError(
                 f"The audit in {folder} is damaged ({error!r}); run the audit again."
             ) from error
@@ -77,20 +84,25 @@ class _Pages:
             )
 
     def report(self, request: Request) -> Response:
-        page = (self.folder / REPORT).read_text(encoding="utf-8", errors="replace")
+        try:
+            page = read_regular(self.folder / REPORT, REPORT_BYTES)
+        except (OSError, ValueError):
+            return Response("The report cannot be read.", 404)
         # What are pictures in the file are links here, and so are the names of clusters.
-        page = re.sub(
-            r'(<figure class="example" data-picture="(\d+)">\s*<div[^>]*>)(.*?)(</div>)',
-            r'\1<a href="picture/\2" style="display: contents">\3</a>\4',
+        page = _linked(
             page,
-            flags=re.DOTALL,
+            r'<figure class="example" data-picture="(\d{1,12})">\s*<div[^<>]*>',
+            "</div>",
+            '{start}<a href="picture/{name}" style="display: contents">{inside}</a>{end}',
         )
-        page = re.sub(r"<b>Cluster ([\d.]+)</b>", r'<b><a href="list/\1">Cluster \1</a></b>', page)
         page = re.sub(
-            r'(<details class="class" data-class="(\d+)".*?)</summary>',
-            r'\1 <a href="list/class-\2">Pictures</a></summary>',
+            r"<b>Cluster ([\d.]{1,24})</b>", r'<b><a href="list/\1">Cluster \1</a></b>', page
+        )
+        page = _linked(
             page,
-            flags=re.DOTALL,
+            r'<details class="class" data-class="(\d{1,12})"',
+            "</summary>",
+            '{start}{inside} <a href="list/class-{name}">Pictures</a>{end}',
         )
         page = page.replace(
             "<h3>The most confident mistakes</h3>",
@@ -99,9 +111,14 @@ class _Pages:
         policy = "img-src data: 'self'; style-src"
         return _page(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
 
+    def _index(self, request: Request) -> int | None:
+        """Which picture is asked for, if there is one."""
+        given = request.path_params["index"]
+        is_number = re.fullmatch("[0-9]{1,12}", given) is not None
+        return int(given) if is_number and int(given) < len(self.pictures) else None
+
     def picture(self, request: Request) -> Response:
-        index = request.path_params["index"]
-        if not 0 <= index < len(self.pictures):
+        if (index := self._index(request)) is None:
             return Response("There is no such picture.", 404)
         predictor = self.service.predictor
         try:
@@ -123,8 +140,7 @@ class _Pages:
             return _page(path.read_text(encoding="utf-8"))
 
     def thumbnail(self, request: Request) -> Response:
-        index = request.path_params["index"]
-        if not 0 <= index < len(self.pictures):
+        if (index := self._index(request)) is None:
             return Response("There is no such picture.", 404)
         try:
             data = photo_bytes(photo_image(self.pictures[index][0]))
@@ -168,6 +184,22 @@ class _Pages:
         if ".." in path.parts or not (allowed or inside) or not own:
             return Response("There is no such file.", 404)
         return FileResponse(full, media_type=_FILES.get(path.suffix, "image/jpeg"))
+
+
+def _linked(page: str, start: str, end: str, link: str) -> str:
+    """Makes links of what lies between a start, whose group is a name, and the next end.
+
+    Each part of the page is looked at once, whatever somebody else has written into it.
+    """
+    marks = list(re.finditer(start, page))
+    borders = [*(mark.start() for mark in marks), len(page)]
+    parts = [page[: borders[0]]]
+    for mark, border in zip(marks, borders[1:], strict=True):
+        rest = page[mark.end() : border]
+        inside, found, after = rest.partition(end)
+        fields = {"start": mark[0], "name": mark[1], "inside": inside, "end": end}
+        parts.append(link.format(**fields) + after if found else mark[0] + rest)
+    return "".join(parts)
 
 
 def _page(content: str) -> HTMLResponse:
