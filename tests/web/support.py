@@ -5,12 +5,13 @@ errors here.
 """
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -28,9 +29,13 @@ def small_service(folder: Path, *, limits: Limits | None = None, **options) -> E
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that the system gives to no connection: until the server
+    has been imported and takes it, seconds go by."""
+    for port in random.Random(os.urandom(8)).sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("There is no free port between 20,000 and 32,000.")
 
 
 OUTSIDE = """
@@ -80,8 +85,9 @@ def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
             assert line.endswith("(press Ctrl-C to stop)\n"), line
             yield line.split()[0]
         finally:
+            ended = process.poll()
             process.terminate()
-            assert process.wait(timeout=30) == 0
+            assert (ended, process.wait(timeout=30)) == (None, 0)
     assert [str(path) for path in files.rglob("*") if path.is_file()] == []
     assert outside.read_text() == ""
 

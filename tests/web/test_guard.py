@@ -1,5 +1,6 @@
 """A real server under abuse: every mistake is a sentence, and nothing waits, stays or leaks."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -14,9 +15,10 @@ import httpx
 import pytest
 import uvicorn
 
+from bcosvit.web.app import Server
 from bcosvit.web.guard import FILES_ALIAS, allowed_hosts, impatient
 from tests.report.support import write_pictures, write_weights
-from tests.web.support import serving
+from tests.web.support import free_port, serving
 
 META = {"_type": "gradio.FileData"}
 
@@ -282,6 +284,43 @@ def test_a_connection_that_was_used_is_not_closed_between_two_requests():
     finally:
         server.should_exit = True
         thread.join()
+
+
+def test_whoever_connects_while_the_server_starts_is_answered():
+    """The port is taken at once, however long the rest takes, and by one server."""
+    may_start = threading.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await receive()
+            while not may_start.is_set():
+                await asyncio.sleep(0.01)
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, port=free_port(), lifespan="on", log_level="warning", ws="none")
+    server = Server(config)
+    starting = threading.Thread(target=server.run_in_thread)
+    starting.start()
+    try:
+        while not hasattr(server, "thread"):
+            time.sleep(0.01)
+        connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
+        connection.request("GET", "/")
+        assert not server.started
+        with pytest.raises(OSError, match="in use"):
+            Server(config).run_in_thread()
+        may_start.set()
+        assert connection.getresponse().status == 204
+        connection.close()
+    finally:
+        may_start.set()
+        starting.join()
+        server.close()
 
 
 def test_a_drip_does_not_prolong_it(server):

@@ -6,6 +6,7 @@ downloads are deleted after a while, and when the server stops.
 """
 
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio import http_server
 from gradio.exceptions import InvalidPathError
 from starlette.middleware import Middleware
 
@@ -86,6 +88,37 @@ def _with_sentences(
 _INVALID = "The request is not valid: load the page again, or see the API's description."
 
 
+class Server(http_server.Server):
+    """Gradio's server, which listens before it starts: who connects early waits.
+
+    Gradio's own finds out that a port is free, leaves it, and takes it later, when somebody else
+    may have it; and it gives up on a machine that needs more than five seconds for that.
+    """
+
+    def run_in_thread(self) -> None:
+        host, port = self.config.host, self.config.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=self.config.backlog)
+        sockets = {"sockets": [listening]}
+        self.thread = threading.Thread(target=self.run, kwargs=sockets, daemon=True)
+        self.thread.start()
+        while not self.started:
+            if not self.thread.is_alive():
+                listening.close()
+                raise OSError(f"The server at port {port} ended before it had started.")
+            time.sleep(1e-3)
+
+
+@contextmanager
+def _listening_first() -> Iterator[None]:
+    """While it lasts, what Gradio launches is `Server`."""
+    before, http_server.Server = http_server.Server, Server  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        http_server.Server = before  # type: ignore[misc]
+
+
 @contextmanager
 def serving(
     service: ExplanationService,
@@ -126,25 +159,26 @@ def serving(
             jobs=getattr(blocks, JOBS),
         )
         try:
-            blocks.launch(
-                server_name=host,
-                server_port=port,
-                root_path=root_path,
-                max_file_size=limits.megabytes * 1_000_000,
-                # Waiting requests have threads of their own, so that none waits for a thread.
-                max_threads=limits.queue + limits.concurrency + 8,
-                theme=_theme(),
-                css=(STATIC / "style.css").read_text(),
-                footer_links=["api"],
-                app_kwargs={"middleware": [guard]},
-                share=False,
-                ssr_mode=False,
-                run_history=False,
-                enable_monitoring=False,
-                quiet=True,
-                prevent_thread_lock=True,
-                state_session_capacity=SESSIONS,
-            )
+            with _listening_first():
+                blocks.launch(
+                    server_name=host,
+                    server_port=port,
+                    root_path=root_path,
+                    max_file_size=limits.megabytes * 1_000_000,
+                    # Waiting requests have threads of their own, so that none waits for a thread.
+                    max_threads=limits.queue + limits.concurrency + 8,
+                    theme=_theme(),
+                    css=(STATIC / "style.css").read_text(),
+                    footer_links=["api"],
+                    app_kwargs={"middleware": [guard]},
+                    share=False,
+                    ssr_mode=False,
+                    run_history=False,
+                    enable_monitoring=False,
+                    quiet=True,
+                    prevent_thread_lock=True,
+                    state_session_capacity=SESSIONS,
+                )
         except OSError as error:
             raise ValueError(
                 f"Port {port} of {host} cannot be used; give another with --port or --host."
