@@ -20,7 +20,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from bcosvit.attribution.inherent import bcos_model, probed_view
+from bcosvit.attribution.inherent import bcos_model, new_probe
 from bcosvit.files import atomic, make_folder
 from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.nn.views import unwrapped
+from bcosvit.nn.encoding import check_images
+from bcosvit.nn.views import DynamicModule, frozen_view, unwrapped
 from bcosvit.predictor import Predictor, log_odds
 
 SETTINGS = "settings.json"
@@ -45,7 +46,7 @@ CHUNK = 256
 """Pictures in a file of the store."""
 WIDTH = 48
 """Numbers that describe a cell in one layer; wider features are projected at random."""
-VERSION = 1
+VERSION = 2
 """Increased when the numbers change, so that stores of older versions are not continued."""
 
 FOR_LABEL, MISLEADING = 0, 1
@@ -307,81 +308,129 @@ def _worker(threads: int, job: _Job, chunks: Sequence[int]) -> None:
 
 
 def _compute(job: _Job, chunks: Sequence[int], progress: Progress | None) -> None:
-    settings = job.settings
+    settings, adjoint = job.settings, Adjoint(job.predictor.model)
     reader = Reader(data=job.pictures, masks=job.masks, num_workers=job.num_workers)
-    total, done = 0, 0
-    spans = []
-    for number in chunks:
-        start = number * settings.chunk
-        spans.append(range(start, min(start + settings.chunk, settings.pictures)))
-        total += len(spans[-1])
+    spans = [
+        range(settings.pictures)[number * settings.chunk : (number + 1) * settings.chunk]
+        for number in chunks
+    ]
+    total, done = sum(map(len, spans)), 0
+    # One reader for all chunks, so that what reads ahead is started once.
+    batches = reader.read_batches(
+        [
+            span[start : start + settings.batch_size]
+            for span in spans
+            for start in range(0, len(span), settings.batch_size)
+        ]
+    )
     for number, span in zip(chunks, spans, strict=True):
-        parts: list[dict[str, Array]] = []
-        keys: list[str] = []
-        for batch in reader.read(span, settings.batch_size):
-            parts.append(_of_batch(job.predictor.model, batch, settings))
-            keys += batch.keys
+        found = _Chunk(adjoint, settings, span.start)
+        while len(found.keys) < len(span):
+            batch = next(batches)
+            found.add(batch)
             done += len(batch.keys)
             if progress is not None:
                 progress(done, total, "evidence")
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        # Picture numbers of strong cells are positions in the data.
-        columns["keys"] = np.frombuffer(json.dumps(keys).encode("ascii"), np.uint8)
         with atomic(chunk_path(job.folder, number)) as temporary:
-            save_file({k: np.ascontiguousarray(v) for k, v in columns.items()}, temporary)
+            save_file(found.columns(), temporary)
 
 
-def _of_batch(model: AnyModel, batch: Batch, settings: EvidenceSettings) -> dict[str, Array]:
-    """The evidence of a batch, by column."""
-    model = bcos_model(model)
-    reference = next(model.parameters())
-    images, labels = batch.images.to(reference), batch.labels.to(reference.device)
-    classes = len(settings.classes)
-    if len(beyond := ((batch.labels < 0) | (batch.labels >= classes)).nonzero()):
-        first = int(beyond[0])
-        raise ValueError(
-            f"Picture {batch.keys[first]!r} has label {int(batch.labels[first])}, but the model "
-            f"knows classes 0 to {classes - 1}; audit it on data with its own classes."
-        )
-    own = contributions(model, images, labels)
-    predicted = own.logits.argmax(1)
-    cells = _on_grid(own.map, settings.grid)
-    both = torch.stack([cells, cells], 1)
-    logit = own.logits.gather(1, torch.stack([labels, predicted], 1)).double()
-    residual = torch.stack([own.residual, own.residual], 1).double()
-    odds = torch.stack([log_odds(model, own.logits, each) for each in (labels, predicted)], 1)
-    wrong = (predicted != labels).nonzero().flatten()
-    if len(wrong):
-        other = contributions(model, images[wrong], predicted[wrong])
-        both[wrong, 1] = _on_grid(other.map, settings.grid)
-        residual[wrong, 1] = other.residual.double()
-        logit[wrong, 1] = other.logits.gather(1, predicted[wrong, None])[:, 0].double()
-    described = _described(own, settings.grid)
-    roles = [(FOR_LABEL, torch.arange(len(images), device=images.device), cells)]
-    roles.append((MISLEADING, wrong, (both[:, 1] - both[:, 0])[wrong]))
-    strong = [_strongest(each, settings.strong) for _, _, each in roles]
-    picture = torch.cat(
-        [which[rows] for (_, which, _), (rows, _, _) in zip(roles, strong, strict=True)]
-    )
-    place = torch.cat([index for _, index, _ in strong])
-    sums = torch.cat([value for _, _, value in strong])
-    role = np.repeat([number for number, _, _ in roles], [len(index) for _, index, _ in strong])
-    found: dict[str, Array] = {
-        "label": labels.int().cpu().numpy(),
-        "predicted": predicted.int().cpu().numpy(),
-        "logit": logit.cpu().numpy(),
-        "residual": residual.cpu().numpy(),
-        "log_odds": odds.double().cpu().numpy(),
-        "cells": both.float().cpu().numpy(),
-        "cell_picture": (picture.cpu().numpy() + batch.indices[0]).astype(np.int32),
-        "cell_index": place.short().cpu().numpy(),
-        "cell_role": role.astype(np.uint8),
-        "cell_sum": sums.float().cpu().numpy(),
-        "descriptors": described[picture, place].half().cpu().numpy(),
-    }
-    if settings.masks:
-        found |= _on_object(own.map, batch.masks, settings.grid)
-    return found
+class _Chunk:
+    """The evidence of some consecutive pictures."""
+
+    def __init__(self, adjoint: "Adjoint", settings: EvidenceSettings, start: int) -> None:
+        self.adjoint, self.settings, self.start = adjoint, settings, start
+        self.keys: list[str] = []
+        self._parts: list[dict[str, Array]] = []
+        self._wrong: list[tuple[Tensor, ...]] = []
+        """Where the model is wrong: places within the chunk, images, the predicted classes, cells
+        for the labels, and descriptors."""
+
+    def add(self, batch: Batch) -> None:
+        """Explains the labels of a batch."""
+        settings, model = self.settings, self.adjoint.model
+        reference = next(model.parameters())
+        classes = len(settings.classes)
+        if len(beyond := ((batch.labels < 0) | (batch.labels >= classes)).nonzero()):
+            first = int(beyond[0])
+            raise ValueError(
+                f"Picture {batch.keys[first]!r} has label {int(batch.labels[first])}, but the "
+                f"model knows classes 0 to {classes - 1}; audit it on data with its own classes."
+            )
+        images, labels = batch.images.to(reference), batch.labels.to(reference.device)
+        own = self.adjoint(images, labels)
+        predicted = own.logits.argmax(1)
+        both = torch.stack([labels, predicted], 1)
+        colors = _on_grid(own.channels, settings.grid)
+        cells, described = colors.sum(1), _described(own.features, colors, settings.grid)
+        odds = torch.stack([log_odds(model, own.logits, each) for each in (labels, predicted)], 1)
+        rows, places, sums = _strongest(cells, settings.strong)
+        found: dict[str, Array] = {
+            "label": labels.int().cpu().numpy(),
+            "predicted": predicted.int().cpu().numpy(),
+            "logit": own.logits.gather(1, both).double().cpu().numpy(),
+            "residual": own.residual.double()[:, None].expand(-1, 2).cpu().numpy(),
+            "log_odds": odds.double().cpu().numpy(),
+            "cells": cells.float()[:, None].expand(-1, 2, -1, -1).cpu().numpy(),
+            **self._strong(rows + len(self.keys), places, sums, described[rows, places], FOR_LABEL),
+        }
+        if settings.masks:
+            found |= _on_object(own.channels.sum(1), batch.masks, settings.grid)
+        self._parts.append(found)
+        wrong = (predicted != labels).nonzero().flatten()
+        if len(wrong):
+            each = (wrong + len(self.keys), images, predicted, cells, described)
+            self._wrong.append((each[0], *(tensor[wrong] for tensor in each[1:])))
+        self.keys += batch.keys
+
+    def columns(self) -> dict[str, Array]:
+        """Explains the predicted classes too, where they are others, and returns all columns."""
+        parts = self._parts
+        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if self._wrong:
+            more = self._misleading(found)
+            for name, column in more.items():
+                found[name] = np.concatenate([found[name], column])
+        found["keys"] = np.frombuffer(json.dumps(self.keys).encode("ascii"), np.uint8)
+        return {name: np.ascontiguousarray(column) for name, column in found.items()}
+
+    def _misleading(self, found: dict[str, Array]) -> dict[str, Array]:
+        """Writes what speaks for predicted classes into columns; returns cells that mislead.
+
+        Pictures that are wrong wait for the end of the chunk, so that they are explained in full
+        batches again.
+        """
+        # What waits is let go of here.
+        waiting = [torch.cat(several) for several in zip(*self._wrong, strict=True)]
+        self._wrong = []
+        rows = []
+        for places, images, predicted, cells, described in zip(
+            *(tensor.split(self.settings.batch_size) for tensor in waiting), strict=True
+        ):
+            other = self.adjoint(images, predicted)
+            against = _on_grid(other.channels, self.settings.grid).sum(1)
+            at = places.cpu().numpy()
+            found["cells"][at, 1] = against.float().cpu().numpy()
+            found["residual"][at, 1] = other.residual.double().cpu().numpy()
+            logits = other.logits.gather(1, predicted[:, None])[:, 0]
+            found["logit"][at, 1] = logits.double().cpu().numpy()
+            picture, place, sums = _strongest(against - cells, self.settings.strong)
+            chosen = described[picture, place]
+            rows.append(self._strong(places[picture], place, sums, chosen, MISLEADING))
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def _strong(
+        self, pictures: Tensor, places: Tensor, sums: Tensor, described: Tensor, role: int
+    ) -> dict[str, Array]:
+        """Columns of strong cells; pictures are counted within the chunk."""
+        return {
+            # Positions in the data.
+            "cell_picture": (pictures.cpu().numpy() + self.start).astype(np.int32),
+            "cell_index": places.short().cpu().numpy(),
+            "cell_role": np.full(len(places), role, np.uint8),
+            "cell_sum": sums.float().cpu().numpy(),
+            "descriptors": described.half().cpu().numpy(),
+        }
 
 
 def _on_object(maps: Tensor, masks: Sequence[Tensor | None], grid: int) -> dict[str, Array]:
@@ -402,39 +451,53 @@ class Contributions:
 
     logits: Tensor
     """[B, K]"""
-    map: Tensor
-    """Contributions to one class per picture [B, H, W]."""
     residual: Tensor
     """[B]"""
     features: list[Tensor]
     """What the model's layers say about places [B, C, h, w], local ones first."""
     channels: Tensor
-    """Contributions by channel of the encoded picture [B, 6, H, W]."""
+    """Contributions to one class per picture, by channel of the encoded picture [B, 6, H, W]."""
 
 
-def contributions(model: AnyModel, images: Tensor, labels: Tensor) -> Contributions:
-    """Predicts and explains a batch by one forward and one adjoint pass."""
-    with torch.inference_mode(False), torch.enable_grad():
-        view, probe = probed_view(model, images)
-        with torch.no_grad():
-            encoded = view.encoding.encode(images)
-        features: list[Tensor] = []
-        with _captured(view, features):
-            logits = view.from_encoded(encoded.requires_grad_())
-        if not features:
+class Adjoint:
+    """Predicts and explains batches, each by one forward and one adjoint pass.
+
+    Args:
+        model: A B-cos model, which must not be changed any more.
+    """
+
+    def __init__(self, model: AnyModel) -> None:
+        self.model = bcos_model(model)
+        # Made once: on a GPU, copying all modules takes about as long as a small batch.
+        with torch.inference_mode(False):
+            self._view = frozen_view(self.model, with_parameter_grad=False).eval()
+        self._grid = getattr(self.model.config, "grid", None)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Contributions:
+        """Explains one class per picture."""
+        check_images(images)
+        view = self._view
+        with torch.inference_mode(False), torch.enable_grad():
+            probe = new_probe(images)
+            for module in view.modules():
+                if isinstance(module, DynamicModule):
+                    module.probe = probe
             with torch.no_grad():
-                features = [view.forward_features(images)]
-        chosen = logits.gather(1, labels[:, None]).sum()
-        weights, residual = torch.autograd.grad(chosen, (encoded, probe), allow_unused=True)
-    channels = weights * encoded.detach()
-    grid = getattr(model.config, "grid", None)
-    return Contributions(
-        logits=logits.detach(),
-        map=channels.sum(1),
-        residual=torch.zeros_like(probe) if residual is None else residual,
-        features=[_as_map(each.detach(), grid) for each in features],
-        channels=channels,
-    )
+                encoded = view.encoding.encode(images)
+            features: list[Tensor] = []
+            with _captured(view, features):
+                logits = view.from_encoded(encoded.requires_grad_())
+            if not features:
+                with torch.no_grad():
+                    features = [view.forward_features(images)]
+            chosen = logits.gather(1, labels[:, None]).sum()
+            weights, residual = torch.autograd.grad(chosen, (encoded, probe), allow_unused=True)
+        return Contributions(
+            logits=logits.detach(),
+            residual=torch.zeros_like(probe) if residual is None else residual,
+            features=[_as_map(each.detach(), self._grid) for each in features],
+            channels=weights * encoded.detach(),
+        )
 
 
 @contextmanager
@@ -477,13 +540,13 @@ def _as_map(features: Tensor, grid: tuple[int, int] | None) -> Tensor:
     return features.transpose(1, 2).unflatten(2, grid)
 
 
-def _described(own: Contributions, grid: int) -> Tensor:
-    """Descriptors of all cells [B, G·G, D]: unit vectors of each layer, and of the colors."""
+def _described(several: Sequence[Tensor], colors: Tensor, grid: int) -> Tensor:
+    """Descriptors of all cells [B, G·G, D]: unit vectors of each layer's features [B, C, h, w], and
+    of the colors, which are contributions by channel [B, 6, G, G]."""
     parts = []
-    for number, features in enumerate(own.features):
+    for number, features in enumerate(several):
         if features.shape[1] > WIDTH:
-            generator = torch.Generator().manual_seed(number)
-            matrix = torch.randn(WIDTH, features.shape[1], generator=generator).to(features)
+            matrix = _projection(number, features.shape[1]).to(features)
             features = F.normalize(torch.einsum("dc,bchw->bdhw", matrix, features), dim=1)
         smaller = min(features.shape[-2:]) < grid
         resized = (
@@ -492,20 +555,27 @@ def _described(own: Contributions, grid: int) -> Tensor:
             else F.adaptive_avg_pool2d(features, grid)
         )
         parts.append(F.normalize(resized, dim=1))
-    colors = torch.stack([_on_grid(own.channels[:, n], grid) for n in range(6)], 1)
     parts.append(F.normalize(colors, dim=1).to(parts[0].dtype))
     return torch.cat(parts, 1).flatten(2).transpose(1, 2)
 
 
+@cache
+def _projection(number: int, channels: int) -> Tensor:
+    """A random matrix for the features of a layer [D, C]."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(WIDTH, channels, generator=generator)
+
+
 def _on_grid(maps: Tensor, grid: int) -> Tensor:
-    """Sums maps [B, H, W] over the cells of a grid [B, G, G], in float64."""
-    rows, columns = (_belongs(side, grid).to(maps.device) for side in maps.shape[1:])
+    """Sums maps [..., H, W] over the cells of a grid [..., G, G], in float64."""
+    rows, columns = (_belongs(side, grid, maps.device) for side in maps.shape[-2:])
     return rows @ maps.double() @ columns.T
 
 
-def _belongs(pixels: int, grid: int) -> Tensor:
+@cache
+def _belongs(pixels: int, grid: int, device: torch.device) -> Tensor:
     """Which pixels belong to which row of cells [G, pixels]."""
-    return F.one_hot(torch.arange(pixels) * grid // pixels, grid).T.double()
+    return F.one_hot(torch.arange(pixels) * grid // pixels, grid).T.double().to(device)
 
 
 def _strongest(cells: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,11 +54,14 @@ class Reader:
     """Processes that read ahead."""
 
     def read(self, indices: Sequence[int], batch_size: int) -> Iterator[Batch]:
+        starts = range(0, len(indices), batch_size)
+        return self.read_batches([indices[start : start + batch_size] for start in starts])
+
+    def read_batches(self, batches: Sequence[Sequence[int]]) -> Iterator[Batch]:
         return iter(
             DataLoader(
                 _Samples(self.data, self.masks),
-                batch_size=batch_size,
-                sampler=indices,
+                batch_sampler=[list(batch) for batch in batches],
                 num_workers=self.num_workers,
                 collate_fn=_batch,
                 # A loader without a generator draws from torch's global one.
