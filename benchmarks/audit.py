@@ -448,7 +448,7 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
 def write_row(out: Path, row: dict[str, Any]) -> None:
     with (out / "runs.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "first")}, flush=True)
+    print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "significant", "first")}, flush=True)
 
 
 def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -694,7 +694,16 @@ def main() -> None:
         return measure_speed(given.out, given.model, given.pictures, given.batch_size, given.device)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            Job(*name, Path(folder), given.data, tuple(given.per_class), given.device, given.models)
+            Job(
+                *name,
+                cache=Path(folder),
+                data=given.data,
+                per_class=tuple(given.per_class),
+                device=given.device,
+                classes=given.classes,
+                size=given.size,
+                models=given.models,
+            )
             for name in all_jobs([each for each in given.study if each in STUDIES], given.seeds)
             if (not name[2] or name[2] in given.rates)
             and name[3] >= given.first_seed
