@@ -448,7 +448,8 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
 def write_row(out: Path, row: dict[str, Any]) -> None:
     with (out / "runs.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    print({k: row.get(k) for k in ("cue", "rate", "seed", "rank", "falls_by", "significant", "first")}, flush=True)
+    shown = ("cue", "rate", "seed", "rank", "falls_by", "significant", "first")
+    print({key: row.get(key) for key in shown}, flush=True)
 
 
 def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:

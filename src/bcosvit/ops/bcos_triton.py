@@ -569,7 +569,7 @@ def _scale_backward_kernel(
             if not SQUARE:
                 factor = _power(ratio, (b - 1) / b)
             elif grad.dtype.element_ty == tl.float32:
-                # The fast root is a little off in one direction, which adds up over layers.
+                # The fast root may be off in its last bit, in every layer.
                 factor = tl.sqrt_rn(ratio)
             else:
                 factor = tl.sqrt(ratio)
