@@ -1,18 +1,26 @@
 """Measures the cost of exact explanations on a GPU, compared with timm's ViT and PyPI ``bcos``.
 
-    python benchmarks/gpu.py [--only vit,densenet,peers,sweep] [--batch 256] [--json gpu.json]
+    python benchmarks/gpu.py [--only vit,trunk,classes,densenet,peers,sweep,tiles] [--maxout 2,1]
+        [--batch 256] [--json gpu.json] [--profile]
 
-The data are random images of 224² pixels, with bfloat16 autocast; times are medians by CUDA events.
-The input of our transformers are features (the frozen tokenizer has its own rows), that of timm's
-are images. A training step is a forward pass, a backward pass and a fused Adam step; memory is the
-peak over a step. Every row is a ratio to timm's compiled ViT-B in the same run, or to what the row
-names.
+The data are random images of 224² pixels, with bfloat16 autocast; times are medians by CUDA events
+between passes that are queued one after the other. The input of our transformers are features (the
+frozen tokenizer has its own rows), that of timm's are images. A training step is a forward pass, a
+backward pass and a fused Adam step; memory is the peak over a step. Every row is a ratio to timm's
+compiled ViT-B in the same run, or to what the row names. What is timed is also checked: compiled
+logits against the reference ops in float32, and explanations by their sum.
+
+``trunk`` is EfficientNet-lite2 with random weights and its B-cos copy (B = 2, no constants).
+``classes`` explains many classes of a single picture. ``tiles`` tries other tiles of the attention
+kernels.
 """
 
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcosvit import create_model
-from bcosvit.attribution.inherent import reusable_adjoint
+from bcosvit import bcosify, create_model, explain
+from bcosvit.attribution import CompiledInherent
+from bcosvit.attribution.inherent import Inherent, reusable_adjoint
 from bcosvit.models import VisionTransformer
+from bcosvit.models.efficientnet import MEAN, STD, EfficientNet, EfficientNetConfig
 from bcosvit.nn import CUDAGraphRunner, frozen_view, prepared_view
+from bcosvit.nn.bcosified import ConvertedBatchNorm
 from bcosvit.nn.views import view
 
 CLASSES = 1000
@@ -34,15 +45,44 @@ def milliseconds(run: Callable[[], object], rounds: int = 10) -> float:
     """Returns the median by CUDA events, after a warm-up that also compiles."""
     for _ in range(3):
         run()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 2)]
+    marks[0].record()
+    for mark in marks[1:]:
         run()
-        end.record()
+        mark.record()
+    torch.cuda.synchronize()
+    # The first pass waits for the host, the others do not where the host is faster.
+    spans = pairwise(marks[1:])
+    return statistics.median(first.elapsed_time(second) for first, second in spans)
+
+
+PROFILE: list[bool] = [False]
+
+
+def profile(name: str, run: Callable[[], object]) -> None:
+    """Prints which kernels a pass spends its time in, if asked to."""
+    if not PROFILE[0]:
+        return
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CUDA]) as found:
+        run()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    rows = [row for row in found.key_averages() if row.self_device_time_total]
+    total = sum(row.self_device_time_total for row in rows)
+    print(f"profile of {name}: {total / 1e3:.2f} ms in kernels")
+    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:14]:
+        print(f"  {row.self_device_time_total / 1e3:8.3f} ms {row.count:5d} × {row.key[:90]}")
+
+
+def check(name: str, error: Tensor, bound: float) -> None:
+    """Ends the run where a result that is timed is wrong."""
+    worst = error.abs().max().item()
+    print(f"checked: {name}, error {worst:.1e}, at most {bound:.0e}", flush=True)
+    if not worst <= bound:
+        raise SystemExit(f"{name} is off by {worst:.2e}, more than {bound:.0e}; nothing is timed.")
 
 
 def autocast() -> torch.autocast:
@@ -54,17 +94,20 @@ def naive(model: nn.Module) -> nn.Module:
     return view(model, mark=lambda module: {"backend": "reference"})
 
 
-def inference(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+def inference(run: Callable[[Tensor], Tensor], x: Tensor, name: str = "") -> float:
     @torch.no_grad()
     def step() -> None:
         with autocast():
             run(x)
 
-    return milliseconds(step)
+    took = milliseconds(step)
+    if name:
+        profile(f"{name}, inference", step)
+    return took
 
 
 def training(
-    run: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor
+    run: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor, name: str = ""
 ) -> tuple[float, float]:
     """Returns milliseconds and gigabytes of a training step."""
     optimizer = torch.optim.Adam(parameters, lr=1e-6, fused=True)
@@ -83,6 +126,8 @@ def training(
     took = milliseconds(step)
     # The parameters count, too; they were allocated before.
     own = sum(p.numel() * p.element_size() for p in parameters)
+    if name:
+        profile(f"{name}, training", step)
     return took, (torch.cuda.max_memory_allocated() - before + own) / 1e9
 
 
@@ -92,12 +137,19 @@ def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]
     x = features.clone().requires_grad_()
     seeds = F.one_hot(torch.arange(10, device="cuda"), CLASSES).float()
 
-    def step(classes: int) -> None:
+    def step(classes: int) -> tuple[Tensor, Tensor]:
         with autocast(), reusable_adjoint():
             logits = run(x)
             for k, seed in enumerate(seeds[:classes], start=1):
-                torch.autograd.grad(logits, x, seed.expand_as(logits), retain_graph=k < classes)
+                (rows,) = torch.autograd.grad(
+                    logits, x, seed.expand_as(logits), retain_graph=k < classes
+                )
+            return logits, rows
 
+    logits, rows = step(1)
+    missed = logits.detach()[:, 0] - (rows * x.detach()).flatten(1).sum(1)
+    check("sums of contributions", missed.norm() / logits.detach()[:, 0].norm(), 5e-2)
+    profile("one class", lambda: step(1))
     return {
         "explanation": milliseconds(lambda: step(1)),
         "explanation_10": milliseconds(lambda: step(10), rounds=5),
@@ -105,15 +157,19 @@ def explanations(model: VisionTransformer, features: Tensor) -> dict[str, float]
 
 
 def ours(maxout: int, **options: Any) -> VisionTransformer:
-    model = create_model("bcos_vit_b_87", num_classes=CLASSES, maxout=maxout, **options)
+    model = create_model(
+        "bcos_vit_b_87", num_classes=CLASSES, maxout=maxout, logit_bias=0.0, **options
+    )
     assert isinstance(model, VisionTransformer)
     # The transformer without its tokenizer.
     model.tokenizer.backbone = nn.Identity()
     return model.cuda()
 
 
-def vit_rows(batch: int, slow: bool) -> list[Row]:
-    import timm
+def vit_rows(batch: int, slow: bool, maxouts: list[int]) -> list[Row]:
+    from bcosvit._torchvision import torchvision  # noqa: F401  (timm imports it unguarded)
+
+    import timm  # isort: skip
 
     rows: list[Row] = []
 
@@ -132,16 +188,22 @@ def vit_rows(batch: int, slow: bool) -> list[Row]:
             memory=memory)  # fmt: skip
         run.train()
     del peer, pictures
-    for maxout in (2, 1):
+    for maxout in maxouts:
         model = ours(maxout)
         parameters = [p for p in model.parameters() if p.requires_grad]
         name = f"ours ViT-B, MaxOut {maxout}"
         torch._dynamo.reset()
         run = torch.compile(model.from_features, fullgraph=True)
-        took, memory = training(run, parameters, features)
+        took, memory = training(run, parameters, features, name)
         model.eval()
         ready = torch.compile(prepared_view(model, torch.bfloat16).from_features, fullgraph=True)
-        numbers = {"inference": inference(ready, features), "training": took, "memory": memory}
+        numbers = {"inference": inference(ready, features, name), "training": took}
+        numbers["memory"] = memory
+        with torch.no_grad(), autocast():
+            fast = ready(features)[:8].float()
+        with torch.no_grad():
+            truth = naive(model).from_features(features[:8])
+        check("compiled logits", (fast - truth).norm() / truth.norm(), 5e-2)
         add(f"{name}, compiled", **numbers, **explanations(model, features))
         model.train()
         if slow:
@@ -154,6 +216,132 @@ def vit_rows(batch: int, slow: bool) -> list[Row]:
                 training=took, memory=memory)  # fmt: skip
         del model, run, parameters
         torch.cuda.empty_cache()
+    return rows
+
+
+def trunk_rows(batch: int) -> list[Row]:
+    """Measures EfficientNet-lite2 and its B-cos copy: training, predicting and explaining."""
+    original = EfficientNet(EfficientNetConfig()).cuda().to(memory_format=torch.channels_last)
+    copy = bcosify(original.eval(), mean=MEAN, std=STD, b=2.0, fade=0.0, check=False)
+    copy = copy.cuda().to(memory_format=torch.channels_last)
+    images = torch.rand(batch, 3, 224, 224, device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    rows: list[Row] = []
+    for name, model in (("original", original), ("B-cos", copy)):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        torch._dynamo.reset()
+        run = torch.compile(model.train())
+        took, memory = training(run, parameters, images, f"trunk, {name}")
+        run = torch.compile(model.eval())
+        row: Row = {"name": f"trunk, {name}", "training": took, "memory": memory}
+        rows.append({**row, "inference": inference(run, images, f"trunk, {name}")})
+        print(rows[-1], flush=True)
+    few = images[: batch // 4]
+    with torch.no_grad():
+        # With the statistics of the original the copy's signals vanish: it takes this batch's.
+        for layer in copy.modules():
+            if isinstance(layer, ConvertedBatchNorm):
+                layer.momentum = 1.0
+        copy.train()(few)
+    copy.eval()
+    found = explain(copy, few, 3)
+    assert found.logit is not None
+    check("the trunk's sums", found.completeness_error() / found.logit.abs().mean(), 1e-3)
+    row = {"name": f"trunk, explaining {len(few)}"}
+    method = CompiledInherent(copy)
+    run = torch.compile(copy)
+
+    def predicting(model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+        return lambda: model(few)
+
+    for narrow in (True, False):
+        with torch.autocast("cuda", torch.bfloat16, enabled=narrow):
+            kind = "bfloat16" if narrow else "float32"
+            with torch.no_grad():
+                row[f"{kind}, predicting"] = milliseconds(predicting(copy))
+            row[f"{kind}, explaining"] = milliseconds(lambda: explain(copy, few, 3))
+            if narrow:
+                with torch.no_grad():
+                    row["compiled, predicting"] = milliseconds(predicting(run))
+                row["compiled, explaining"] = milliseconds(
+                    lambda: explain(copy, few, 3, method=method)
+                )
+            profile(f"trunk, explaining in {kind}", lambda: explain(copy, few, 3))
+    rows.append(row)
+    print(row, flush=True)
+    return rows
+
+
+def classes_rows() -> list[Row]:
+    """Explains 1, 10 and 1000 classes of one picture with a whole ViT-B, in float32."""
+    model = create_model("bcos_vit_b_87", num_classes=CLASSES, maxout=2).cuda()
+    ready = prepared_view(model)
+    image = torch.rand(1, 3, 224, 224, device="cuda")
+    rows: list[Row] = []
+    one = milliseconds(lambda: explain(ready, image, 3))
+    ten = torch.arange(10, device="cuda")[None]
+    for at_once in (8, 32, 128):
+        method = Inherent(rows_at_once=at_once)
+        found = explain(ready, image, "all", method=method)
+        assert found.logit is not None
+        check("1000 sums", found.completeness_error() / found.logit.abs().mean(), 1e-3)
+        del found
+        row = {"name": f"ViT-B-87, one picture, {at_once} rows at once", "one class": one}
+        row["ten classes"] = milliseconds(
+            lambda method=method: explain(ready, image, ten, method=method), rounds=5
+        )
+        row["1000 classes"] = milliseconds(
+            lambda method=method: explain(ready, image, "all", method=method), rounds=2
+        )
+        rows.append({**row, "peak GB": torch.cuda.max_memory_allocated() / 1e9})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def tile_rows(batch: int) -> list[Row]:
+    """Times the attention kernels of ViT-B with other tiles, each against today's result."""
+    from bcosvit.ops import attention_triton as kernels
+
+    shape = (batch, 196, 12, 64)
+    q, k, v, g = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)
+    )
+    prior = torch.randn(12, 196, 196, device="cuda").softmax(-1).bfloat16()
+    prior = F.pad(prior, (0, 60))
+    out, lse = kernels._launch(q, k, v, prior, 2, False)
+    delta = (g.float() * out.float()).sum(-1)
+    state = (g, q, k, v, prior, lse, delta, 2)
+    runs: dict[str, Callable[[], Any]] = {
+        "forward": lambda: kernels._launch(q, k, v, prior, 2, False)[0],
+        "tokens": lambda: torch.stack(kernels._launch_tokens(*state)),
+        "key": lambda: kernels._launch_value(g, q, k, prior, lse, 2),
+        "prior": lambda: kernels._launch_prior(*state).sum(0),
+    }
+    timed = {**runs, "tokens": lambda: kernels._launch_tokens(*state)}
+    tried = {
+        "forward": [(64, 32, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 2),
+                    (256, 32, 8, 3), (128, 32, 8, 3)],
+        "tokens": [(256, 32, 8, 2), (256, 32, 8, 3), (256, 64, 16, 2), (256, 32, 16, 2),
+                   (256, 64, 8, 1), (256, 32, 8, 1), (0, 0, 0, 0)],
+        "key": [(64, 64, 4, 2), (64, 128, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2), (64, 128, 4, 2)],
+        "prior": [(64, 64, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 8, 2),
+                  (64, 64, 4, 3), (128, 64, 4, 3)],
+    }  # fmt: skip
+    rows: list[Row] = []
+    for name, choices in tried.items():
+        today = kernels._TILES[name]
+        truth = runs[name]().float()
+        for tiles in [today, *choices, today]:
+            kernels._TILES[name] = tiles
+            row: Row = {"name": f"{name} {tiles}"}
+            try:
+                error = (runs[name]().float() - truth).norm() / truth.norm()
+                row |= {"ms": milliseconds(timed[name], rounds=20), "error": error.item()}
+            except Exception as problem:  # a tile that does not fit the shared memory
+                row["failed"] = str(problem)[:80]
+            rows.append(row)
+            print(row, flush=True)
+        kernels._TILES[name] = today
     return rows
 
 
@@ -264,18 +452,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="vit,densenet")
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--maxout", default="2,1", help="units per output of the vit rows")
+    parser.add_argument("--profile", action="store_true", help="also print the slowest kernels")
     parser.add_argument(
         "--slow", action="store_true", help="also measure eager mode and reference ops"
     )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    PROFILE[0] = args.profile
     torch.manual_seed(0)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     results["ceilings"] = ceilings()
     print(results, flush=True)
     for part in args.only.split(","):
+        begun = time.perf_counter()
         if part == "vit":
-            results["vit"] = vit_rows(args.batch, args.slow)
+            maxouts = [int(m) for m in args.maxout.split(",")]
+            results["vit"] = vit_rows(args.batch, args.slow, maxouts)
+        elif part == "trunk":
+            results["trunk"] = trunk_rows(args.batch)
+        elif part == "classes":
+            results["classes"] = classes_rows()
+        elif part == "tiles":
+            results["tiles"] = tile_rows(args.batch)
         elif part == "densenet":
             results["densenet"] = densenet_rows(args.batch)
         elif part == "peers":
@@ -283,7 +482,10 @@ def main() -> None:
         elif part == "sweep":
             results["sweep"] = sweep_rows()
         else:
-            parser.error(f"--only knows vit, densenet, peers and sweep, not {part!r}")
+            parser.error(
+                f"--only knows vit, trunk, classes, densenet, peers, sweep and tiles, not {part!r}"
+            )
+        print(f"{part} took {time.perf_counter() - begun:.0f} s", flush=True)
         results["ratios"] = ratios(results)
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
@@ -306,6 +508,17 @@ def ratios(results: dict[str, Any]) -> dict[str, float]:
             row["explanation"] / row["inference"]
         )
         table[f"MaxOut {maxout}: ten classes ÷ one"] = row["explanation_10"] / row["explanation"]
+    trunk = {row["name"]: row for row in results.get("trunk", [])}
+    if trunk:
+        theirs, copy, explained = trunk.values()
+        for what in ("training", "inference", "memory"):
+            table[f"trunk: {what} ÷ its original"] = copy[what] / theirs[what]
+        for kind in ("bfloat16", "float32", "compiled"):
+            name = f"trunk: explaining ÷ predicting, {kind}"
+            table[name] = explained[f"{kind}, explaining"] / explained[f"{kind}, predicting"]
+    for row in results.get("classes", []):
+        for many in ("ten classes", "1000 classes"):
+            table[f"{row['name']}: {many} ÷ one"] = row[many] / row["one class"]
     for row in results.get("densenet", []):
         table[f"{row['name']}: inference ÷ reference ops"] = row["ratio"]
         table[f"{row['name']}: both as CUDA graphs"] = row["ours"] / row["naive, CUDA graph"]

@@ -126,11 +126,13 @@ def _launch_tokens(
     given = grad, query, key, value, prior.contiguous(), lse, delta.contiguous()
     strides = [s for x in (grad, query, key, value, d_query) for s in x.stride()[:3]]
     about = h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5
-    if query.dtype != torch.float32 and t <= 256 and d <= 64:
+    if query.dtype != torch.float32 and t <= _TILES["tokens"][0] and d <= 64:
+        sizes = _sizes("tokens", t, d, query.dtype)
+        # One program holds all queries of a head, padded.
+        sizes["BT"] = max(64, triton.next_power_of_2(t))
+        del sizes["BI"]
         tokens_kernel[(n * h,)](
-            *given, d_query, d_key, d_value, *strides, *about,
-            KIND=kind, BT=max(64, triton.next_power_of_2(t)), BJ=64,
-            BD=max(16, triton.next_power_of_2(d)), num_warps=8, num_stages=2,
+            *given, d_query, d_key, d_value, *strides, *about, KIND=kind, **sizes
         )  # fmt: skip
         return d_query, d_key, d_value
     sizes = _sizes("query", t, d, query.dtype)
@@ -224,6 +226,7 @@ def _unit_stride(x: Tensor) -> Tensor:
 # Queries and keys a tile, warps, stages of loads ahead: the fastest of a dozen on an H200.
 _TILES = {
     "forward": (128, 32, 4, 3),
+    "tokens": (256, 64, 8, 2),
     "query": (64, 64, 4, 1),
     "key": (64, 64, 4, 1),
     "prior": (128, 64, 4, 2),
