@@ -24,7 +24,7 @@ from bcosvit.ops.attention_kernels import (
     query_kernel,
     tokens_kernel,
 )
-from bcosvit.ops.dispatch import launches_directly
+from bcosvit.ops.dispatch import launches_directly, untraced
 
 _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634
@@ -107,12 +107,7 @@ def _differentiate(ctx, grad: Tensor, _: None):
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-class _Attend(torch.autograd.Function):
-    """The same where nothing is traced."""
-
-    forward = staticmethod(_launch)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(_differentiate)
+_Attend = untraced(_launch, _remember, _differentiate)
 
 
 def _launch_tokens(

@@ -27,7 +27,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bcosvit.ops.dispatch import HALF_DTYPES, constant_if, launches_directly, window_sums
+from bcosvit.ops.dispatch import (
+    HALF_DTYPES,
+    constant_if,
+    launches_directly,
+    untraced,
+    window_sums,
+)
 from bcosvit.ops.products import convolution, linear
 
 # Elements that one program holds; wider rows are walked through in pieces.
@@ -163,12 +169,7 @@ def _differentiate_scale(ctx, grad, _, d_squares):
 _scale.register_autograd(_differentiate_scale, setup_context=_save_scale)
 
 
-class _Scale(torch.autograd.Function):
-    """The same where nothing is traced."""
-
-    forward = staticmethod(_launch_scale)
-    setup_context = staticmethod(_save_scale)
-    backward = staticmethod(_differentiate_scale)
+_Scale = untraced(_launch_scale, _save_scale, _differentiate_scale)
 
 
 def _launch_scale_backward(
@@ -392,12 +393,7 @@ def _differentiate_product(ctx, grad, _, d_squares):
 _product.register_autograd(_differentiate_product, setup_context=_save_product)
 
 
-class _Product(torch.autograd.Function):
-    """The same where nothing is traced."""
-
-    forward = staticmethod(_launch_product)
-    setup_context = staticmethod(_save_product)
-    backward = staticmethod(_differentiate_product)
+_Product = untraced(_launch_product, _save_product, _differentiate_product)
 
 
 @cache

@@ -2,16 +2,19 @@
 
 The backend ``reference`` is the paper's equation in plain PyTorch, for any device and dtype. The
 backend ``triton`` is the kernels beside it, for CUDA (or for any device under
-``TRITON_INTERPRET=1``, slowly, which is how tests check the kernels without a GPU).
+``TRITON_INTERPRET=1``, slowly, which is how tests check the kernels without a GPU). The backend
+``auto`` takes them on CUDA, and on a CPU the same equation with fewer passes over memory.
 
 ``constant_if`` is the only function of the package that cuts a tensor out of the gradient for an
 explanation: to read what a frozen view freezes, look for its callers.
 """
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import product
-from typing import Literal
+from types import new_class
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +62,16 @@ def use_triton(backend: Backend, tensor: Tensor) -> bool:
     return True
 
 
+def use_cpu(backend: Backend, *tensors: Tensor) -> bool:
+    """Whether the shortcuts for CPUs compute an op; what is traced is the plain equation."""
+    return backend == "auto" and is_direct(*tensors)
+
+
+def is_direct(*tensors: Tensor) -> bool:
+    """Whether a CPU computes at once."""
+    return all(tensor.device.type == "cpu" for tensor in tensors) and launches_directly(*tensors)
+
+
 def launches_directly(*tensors: Tensor) -> bool:
     """Whether kernels may be launched as they are: nothing traces or wraps the tensors.
 
@@ -74,6 +87,15 @@ def launches_directly(*tensors: Tensor) -> bool:
         functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
         for tensor in tensors
     )
+
+
+def untraced(
+    launch: Callable[..., Any], remember: Callable[..., None], differentiate: Callable[..., Any]
+) -> Any:
+    """An op of ``torch.library`` as a function of autograd, for where nothing is traced."""
+    methods = {"forward": launch, "setup_context": remember, "backward": differentiate}
+    body = {name: staticmethod(method) for name, method in methods.items()}
+    return new_class("Untraced", (torch.autograd.Function,), {}, lambda names: names.update(body))
 
 
 def constant_if(frozen: bool, tensor: Tensor) -> Tensor:

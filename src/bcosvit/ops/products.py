@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.ops.dispatch import launches_directly, matching, window_sums
+from bcosvit.ops.dispatch import launches_directly, matching, untraced, window_sums
 
 HAS_ONEDNN = (
     platform.machine().lower() in ("x86_64", "amd64")
@@ -179,7 +179,7 @@ def convolution(
         x, padding = _padded(x, weight, padding, dilation), 0
     window = (_spread(stride, dims), _spread(padding, dims), _spread(dilation, dims), groups)
     run = _Convolution.apply if launches_directly(x, weight) else _convolve
-    y: Tensor = run(x, weight, *window)  # type: ignore[no-untyped-call]
+    y: Tensor = run(x, weight, *window)
     return y if bias is None else y + bias.view(-1, *[1] * dims)
 
 
@@ -345,24 +345,11 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _convolve.register_autograd(_differentiate, setup_context=_save)
 
 
-class _Convolution(torch.autograd.Function):
-    """The same where nothing is traced."""
-
-    forward = staticmethod(_convolve_directly)
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_differentiate)
+_Convolution = untraced(_convolve_directly, _save, _differentiate)
 
 
-def patch_sums(
-    images: Tensor,
-    kernel: tuple[int, int],
-    *,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:
+def patch_sums(images: Tensor, kernel: tuple[int, int], **window: Any) -> Tensor:
     """``window_sums``, on a CPU by a convolution with ones, a tenth of the time of pooling."""
-    window: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     channels = images.shape[1]
     if (
         channels == 1
