@@ -44,6 +44,7 @@ from bcosvit.settings import parse_settings
 from bcosvit.train.checkpoints import initialize
 from bcosvit.train.data import SampleRequest, derive_seed
 from bcosvit.train.device_images import DeviceImageDataset
+from bcosvit.train.resources import choose_workers
 
 BLOCKS = {"13": 1, "38": 2, "87": 3}
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--flavor", default="v2")
     parser.add_argument("--bcos-backbone")
     parser.add_argument("--conventional-backbone")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--methods")
     parser.add_argument("--grids", type=int, default=250)
     parser.add_argument("--images", type=int, default=250)
@@ -108,6 +109,9 @@ def measure(study: Study, specs: Sequence[RunSpec], metrics: Sequence[str], **ho
     for metric in metrics:
         sets = Options.sets.get(metric, [{}]) if how["all_options"] else [{}]
         for spec in specs:
+            if run_record(study, spec) is None:
+                print(f"{spec.label} is not trained yet", flush=True)
+                continue
             amount = f"{study.grids}-{study.images}-{len(sets)}"
             claim = claims / f"{run_folder(study, spec).name}-{metric}-{amount}"
             try:
@@ -150,9 +154,8 @@ def train_together(study: Study, specs: Sequence[RunSpec]) -> None:
         study.source.train.with_transform(crops),
         study.source.val.with_transform(EvalTransform(size, recipe.eval_crop)),
     )
-    data, test = (
-        DeviceImageDataset(split, recipe.seed, device, recipe.num_workers) for split in splits
-    )
+    workers = choose_workers(device) if recipe.num_workers is None else recipe.num_workers
+    data, test = (DeviceImageDataset(split, recipe.seed, device, workers) for split in splits)
     models, optimizers, steps = {}, {}, {}
     for spec in specs:
         torch.manual_seed(recipe.seed)
