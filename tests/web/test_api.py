@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from PIL import Image
 
 from bcosvit.report.images import method_image, weight_image
 from bcosvit.web.service import Box
-from tests.report.support import CLASSES, Page
+from tests.report.support import CLASSES, Page, write_pictures
 
 
 @pytest.fixture(scope="module")
@@ -234,22 +235,38 @@ def test_large_uploads_are_refused(client, address, tmp_path):
         client.predict(handle_file(tmp_path / "large.png"), 5, api_name="/predict")
 
 
-def test_a_full_queue_says_so(address, service, pictures):
-    """Of twenty at once some are refused, and the others are right."""
+def test_a_full_queue_says_so(address, service, tmp_path):
+    """Of forty at once some are refused, and the others are right."""
     api = f"{address}gradio_api/"
-    with pictures[0].open("rb") as file, httpx.Client(timeout=60) as user:
-        (path,) = user.post(api + "upload", files={"files": file}).json()
-        photo = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        # One scale for all classes, which no other test has asked for.
-        body = {"data": [photo, "cat", "occlusion", 0.5, True]}
-        answers = [user.post(api + "call/explain", json=body) for _ in range(20)]
+    # Each its own, so that no answer is one that the server remembers.
+    pictures = sorted(write_pictures(tmp_path, 40).iterdir())
+    with httpx.Client(timeout=60) as user, ThreadPoolExecutor(40) as pool:
+
+        def upload(picture):
+            with picture.open("rb") as file:
+                (path,) = user.post(api + "upload", files={"files": file}).json()
+            return {"path": path, "meta": {"_type": "gradio.FileData"}}
+
+        def explain(photo):
+            body = {"data": [photo, "cat", "occlusion", 0.5, True]}
+            return user.post(api + "call/explain", json=body)
+
+        photos = [upload(picture) for picture in pictures]
+        answers = list(pool.map(explain, photos))
         refused = [each.json()["error"] for each in answers if each.status_code == 503]
-        assert 0 < len(refused) < 20
+        assert 0 < len(refused) < 40
         assert all("Queue is full" in error for error in refused)
-        events = [each.json()["event_id"] for each in answers if each.status_code == 200]
-        done = [user.get(f"{api}call/explain/{event}").text for event in events]
+        accepted = {
+            picture: each.json()["event_id"]
+            for picture, each in zip(pictures, answers, strict=True)
+            if each.status_code == 200
+        }
+        done = [user.get(f"{api}call/explain/{event}").text for event in accepted.values()]
     scales = [
         json.loads(text.partition("data: ")[2].partition("\n")[0])[0]["scale"] for text in done
     ]
-    expected = service.explain(service.open(pictures[0]), 0, "occlusion", joint=True).scale
-    assert scales == pytest.approx([expected] * len(done), rel=1e-4)
+    expected = [
+        service.explain(service.open(picture), 0, "occlusion", joint=True).scale
+        for picture in accepted
+    ]
+    assert scales == pytest.approx(expected, rel=1e-4)

@@ -107,7 +107,7 @@ def _differentiate(ctx, grad: Tensor, _: None):
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-_Attend = untraced(_launch, _remember, _differentiate)
+_Attend = untraced("_Attend", _launch, _remember, _differentiate)
 
 
 def _launch_tokens(

@@ -169,7 +169,7 @@ def _differentiate_scale(ctx, grad, _, d_squares):
 _scale.register_autograd(_differentiate_scale, setup_context=_save_scale)
 
 
-_Scale = untraced(_launch_scale, _save_scale, _differentiate_scale)
+_Scale = untraced("_Scale", _launch_scale, _save_scale, _differentiate_scale)
 
 
 def _launch_scale_backward(
@@ -393,7 +393,7 @@ def _differentiate_product(ctx, grad, _, d_squares):
 _product.register_autograd(_differentiate_product, setup_context=_save_product)
 
 
-_Product = untraced(_launch_product, _save_product, _differentiate_product)
+_Product = untraced("_Product", _launch_product, _save_product, _differentiate_product)
 
 
 @cache

@@ -90,12 +90,22 @@ def launches_directly(*tensors: Tensor) -> bool:
 
 
 def untraced(
-    launch: Callable[..., Any], remember: Callable[..., None], differentiate: Callable[..., Any]
+    name: str,
+    launch: Callable[..., Any],
+    remember: Callable[..., None],
+    differentiate: Callable[..., Any],
 ) -> Any:
-    """An op of ``torch.library`` as a function of autograd, for where nothing is traced."""
+    """An op of ``torch.library`` as a function of autograd, for where nothing is traced.
+
+    Args:
+        name: The function's name, which graphs and profiles show.
+        launch: Computes the op.
+        remember: Keeps what the gradient needs.
+        differentiate: Computes the gradient.
+    """
     methods = {"forward": launch, "setup_context": remember, "backward": differentiate}
-    body = {name: staticmethod(method) for name, method in methods.items()}
-    return new_class("Untraced", (torch.autograd.Function,), {}, lambda names: names.update(body))
+    body = {key: staticmethod(method) for key, method in methods.items()}
+    return new_class(name, (torch.autograd.Function,), {}, lambda names: names.update(body))
 
 
 def constant_if(frozen: bool, tensor: Tensor) -> Tensor:

@@ -345,7 +345,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _convolve.register_autograd(_differentiate, setup_context=_save)
 
 
-_Convolution = untraced(_convolve_directly, _save, _differentiate)
+_Convolution = untraced("_Convolution", _convolve_directly, _save, _differentiate)
 
 
 def patch_sums(images: Tensor, kernel: tuple[int, int], **window: Any) -> Tensor:
