@@ -61,6 +61,10 @@ class AttnLRP:
         transformer = as_transformer(unwrapped(model), "AttnLRP")
         patched = view(transformer).eval()
         for module in patched.modules():
+            # zennit puts parameters back, which those of a view without gradients are not.
+            for name, value in list(module._parameters.items()):
+                if value is not None:
+                    module._parameters[name] = nn.Parameter(value.detach(), requires_grad=False)
             if isinstance(module, LayerNorm):
                 module.forward = types.MethodType(layer_norm_forward, module)
             elif isinstance(module, nn.GELU):

@@ -244,6 +244,14 @@ def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
 
 def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
     """Measures metrics that differ in their options alone."""
+    # All metrics begin with the predictions, which are made once.
+    accuracy = METRICS.get("accuracy")
+    settings = {**_settings(study, spec, accuracy.name), "metric": "predictions"}
+    path = _path(study, spec, settings)
+    known = _read_predictions(path)
+    only_predicts = metrics[0].name == accuracy.name
+    if known is not None and only_predicts:
+        return [_accuracy(known)]
     predictor, images = _load(study, spec)
     workers = run_recipe(study, spec).num_workers
 
@@ -258,16 +266,11 @@ def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[di
             known=known,
         )
 
-    # All metrics begin with the predictions, which are made once.
-    accuracy = METRICS.get("accuracy")
-    settings = {**_settings(study, spec, accuracy.name), "metric": "predictions"}
-    path = _path(study, spec, settings)
-    known = _read_predictions(path)
     if known is None:
         known = measure([accuracy], None).accuracy
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(dataclasses.asdict(known)))
-    if metrics[0].name == accuracy.name:
+    if only_predicts:
         return [_accuracy(known)]
     found = measure(metrics, known)
     return [_scores(found[name]) for name in name_metrics(metrics)]
