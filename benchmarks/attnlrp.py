@@ -29,7 +29,8 @@ import bcosvit._torchvision  # before zennit, which imports torchvision as it is
 from bcosvit.attribution import Attribution
 from bcosvit.attribution.attention import as_transformer, upsample
 from bcosvit.attribution.base import resolve_target
-from bcosvit.data.dataset import labeled_images, open_source
+from bcosvit.data.labeled import labeled_images
+from bcosvit.data.sources import open_source
 from bcosvit.metrics import METRICS, configure, evaluate
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.norm import LayerNorm

@@ -456,7 +456,7 @@ def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tup
     """Photographs of a few classes, 400 of each to train on and 200 to audit, 48 pixels wide."""
     from PIL import Image
 
-    from bcosvit.data.dataset import open_source
+    from bcosvit.data.sources import open_source
 
     source = open_source(data)
     part = getattr(source, split)
@@ -490,7 +490,7 @@ def photographs(
 
     Photographs are the first of each class; of a few classes where their number is given.
     """
-    from bcosvit.data.dataset import open_source
+    from bcosvit.data.sources import open_source
     from bcosvit.data.transforms import EvalTransform
 
     source = open_source(data)

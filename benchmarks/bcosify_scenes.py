@@ -23,9 +23,10 @@ from torch import Tensor, nn
 import bcosvit
 import bcosvit.data.scenes as scenes_module
 from bcosvit._torchvision import torchvision
-from bcosvit.data.dataset import labeled_images, open_source
 from bcosvit.data.images import to_tensor
+from bcosvit.data.labeled import labeled_images
 from bcosvit.data.scenes import VARIANTS, Scenes
+from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.metrics import GridPointingGame, MaskOverlap, evaluate
 from bcosvit.models import Bcosified

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import bcosvit
 from bcosvit.attribution import Attribution
-from bcosvit.data.dataset import labeled_images, open_source
+from bcosvit.data.labeled import labeled_images
+from bcosvit.data.sources import open_source
 from bcosvit.predictor import Predictor
 
 WAYS = {

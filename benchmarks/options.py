@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from bcosvit.data.dataset import labeled_images, open_source
+from bcosvit.data.labeled import labeled_images
+from bcosvit.data.sources import open_source
 from bcosvit.metrics import METRICS, configure, evaluate
 from bcosvit.paper.faithfulness import Options
 from bcosvit.paper.figures import options_label

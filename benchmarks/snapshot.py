@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 import bcosvit
-from bcosvit.data.dataset import labeled_images, open_source
+from bcosvit.data.labeled import labeled_images
+from bcosvit.data.sources import open_source
 from bcosvit.metrics import GridPointingGame, PixelPerturbation, evaluate
 from bcosvit.predictor import Predictor
 from bcosvit.shipped import shipped

@@ -78,7 +78,7 @@ def restored_registries(monkeypatch: pytest.MonkeyPatch) -> None:
 def registries() -> tuple[Registry[Any], ...]:
     """All registries; imported late, since training takes seconds to import."""
     from bcosvit.attribution import METHODS
-    from bcosvit.data.dataset import SOURCES
+    from bcosvit.data.sources import SOURCES
     from bcosvit.metrics import METRICS
     from bcosvit.models.registry import KINDS
     from bcosvit.paper import FIGURES

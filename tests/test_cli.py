@@ -13,7 +13,7 @@ from bcosvit import list_models
 from bcosvit.attribution import METHODS
 from bcosvit.cli import app, main, names
 from bcosvit.cli.names import KINDS, REGISTRIES, TABLE, registered
-from bcosvit.data.dataset import SOURCES
+from bcosvit.data.sources import SOURCES
 from bcosvit.metrics import METRICS
 from bcosvit.shipped import DEFAULT
 from bcosvit.train import RECIPES

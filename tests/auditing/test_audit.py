@@ -367,7 +367,7 @@ def test_pages_run_nothing_and_show_nothing_but_the_audit(trained, audited, tmp_
     testclient = pytest.importorskip("starlette.testclient")
     from starlette.applications import Starlette
 
-    from bcosvit.data.dataset import LabeledImages
+    from bcosvit.data.labeled import LabeledImages
     from bcosvit.web.audits import audit_routes
     from bcosvit.web.service import ExplanationService
 

@@ -11,24 +11,19 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from bcosvit.data.dataset import (
+from bcosvit.data.dataset import Skipped, SourceError, Split, write_skipped
+from bcosvit.data.labeled import LabeledImages, labeled_images, match_classes
+from bcosvit.data.scenes import Scenes
+from bcosvit.data.sources import (
     SOURCES,
-    LabeledImages,
-    Skipped,
     Source,
-    SourceError,
     SourceKind,
     SourceOptions,
-    Split,
     check_source,
-    labeled_images,
-    match_classes,
     open_source,
     register_source,
     source_syntax,
-    write_skipped,
 )
-from bcosvit.data.scenes import Scenes
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.registry import Registry
 from tests.data.support import Halves, folder, keys

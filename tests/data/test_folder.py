@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bcosvit.data.dataset import SourceError, check_source, open_source
+from bcosvit.data.dataset import SourceError
+from bcosvit.data.sources import check_source, open_source
 from tests.data.support import color, folder, keys, png
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bcosvit.data.dataset import SourceError, check_source, open_source
+from bcosvit.data.dataset import SourceError
+from bcosvit.data.sources import check_source, open_source
 from tests.data.support import color, folder, png
 
 

@@ -13,8 +13,10 @@ import torch
 from PIL import Image
 
 from bcosvit.data import masks
-from bcosvit.data.dataset import SourceError, labeled_images, open_source
+from bcosvit.data.dataset import SourceError
+from bcosvit.data.labeled import labeled_images
 from bcosvit.data.masks import MaskFiles, _run_lengths
+from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import EvalTransform
 
 WIDE, HIGH = 40, 30

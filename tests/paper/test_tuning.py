@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from bcosvit.data.dataset import open_source
+from bcosvit.data.sources import open_source
 from bcosvit.paper import RunSpec, Study, tuning
 from bcosvit.paper.runs import run_backbone, run_recipe
 from bcosvit.paper.tuning import RATES, held_out, representatives, tune_learning_rates

@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 
 import bcosvit
-from bcosvit.data.dataset import Source, Split
+from bcosvit.data.dataset import Split
 from bcosvit.data.scenes import Scenes
+from bcosvit.data.sources import Source
 from bcosvit.report.evaluate import evaluate_weights, write_report
 from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import evaluation_table

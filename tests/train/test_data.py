@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bcosvit.data.dataset import open_source
+from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import TrainTransform
 from bcosvit.train.data import (
     DataModule,

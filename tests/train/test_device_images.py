@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.data.dataset import Split, open_source
+from bcosvit.data.dataset import Split
+from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.train import device_images, devices
 from bcosvit.train.data import GlobalBatchSampler, ImageDataset, ResumableDataLoader, SampleRequest

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bcosvit import create_model, load
-from bcosvit.data.dataset import open_source
+from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.train.callbacks import History
 from bcosvit.train.checkpoints import read_checkpoint

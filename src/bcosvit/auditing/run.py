@@ -16,8 +16,9 @@ from bcosvit.auditing.evidence import Evidence, chunk_path, collect_evidence
 from bcosvit.auditing.mistakes import find_mistakes
 from bcosvit.auditing.report import Audit, write_audit
 from bcosvit.auditing.suspicions import find_suspicions
-from bcosvit.data.dataset import LabeledImages, labeled_images, open_source
+from bcosvit.data.labeled import LabeledImages, labeled_images
 from bcosvit.data.masks import MaskFiles
+from bcosvit.data.sources import open_source
 from bcosvit.files import atomic, locked_folder
 from bcosvit.messages import require
 from bcosvit.predictor import Predictor

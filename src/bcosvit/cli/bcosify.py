@@ -13,7 +13,8 @@ from bcosvit.files import atomic
 from bcosvit.messages import require
 
 if TYPE_CHECKING:
-    from bcosvit.data.dataset import LabeledImages, Source
+    from bcosvit.data.labeled import LabeledImages
+    from bcosvit.data.sources import Source
     from bcosvit.models.bcosify import Bcosified
     from bcosvit.models.originals import Original
 
@@ -118,7 +119,7 @@ def _convert(
     fields: dict[str, Any],
 ) -> None:
     import bcosvit
-    from bcosvit.data.dataset import open_source
+    from bcosvit.data.sources import open_source
     from bcosvit.models.originals import load_original
 
     # Problems with the images are found before the model is converted.
@@ -170,7 +171,7 @@ def _agreement(
     import torch
 
     import bcosvit
-    from bcosvit.data.dataset import open_source
+    from bcosvit.data.sources import open_source
     from bcosvit.data.transforms import EvalTransform
 
     source = images or open_source(f"scenes?size={max(size, 32)}&train=8&val={COMPARED_IMAGES}")
@@ -197,7 +198,7 @@ def _labeled(converted: "Bcosified", source: "Source", size: int) -> "LabeledIma
     """Validation images; the converted model labels them where the data's classes are others."""
     import torch
 
-    from bcosvit.data.dataset import LabeledImages
+    from bcosvit.data.labeled import LabeledImages
     from bcosvit.data.transforms import EvalTransform
 
     known = len(source.classes) == converted.config.num_classes

@@ -46,7 +46,7 @@ def info(
 
 def _print_lists() -> None:
     from bcosvit.attribution import METHODS
-    from bcosvit.data.dataset import SOURCES
+    from bcosvit.data.sources import SOURCES
     from bcosvit.metrics import METRICS
     from bcosvit.report.tables import list_table
 

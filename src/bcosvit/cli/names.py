@@ -46,11 +46,11 @@ REGISTRIES = {
     "recipes": Listing("bcosvit.train", "bcosvit.recipes", lambda module: module.RECIPES.names()),
     "figures": Listing("bcosvit.paper", "bcosvit.figures", lambda module: module.FIGURES.names()),
     "data": Listing(
-        "bcosvit.data.dataset",
+        "bcosvit.data.sources",
         "bcosvit.sources",
         lambda module: [kind.syntax for _, kind in module.SOURCES.items()],
     ),
-    "data-keys": Listing("bcosvit.data.dataset", "bcosvit.sources", lambda module: _keys(module)),
+    "data-keys": Listing("bcosvit.data.sources", "bcosvit.sources", lambda module: _keys(module)),
 }
 
 

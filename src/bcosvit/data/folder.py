@@ -8,19 +8,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.dataset import (
+from bcosvit.data.dataset import SourceError, Split
+from bcosvit.data.images import EXTENSIONS, list_images, read_image
+from bcosvit.data.sources import (
     VAL_NAMES,
     Source,
-    SourceError,
     SourceOptions,
-    Split,
     build_source,
     check_classes,
     hold_out,
     register_source,
     split_names,
 )
-from bcosvit.data.images import EXTENSIONS, list_images, read_image
 from bcosvit.messages import and_more
 
 __all__ = ["FolderReader", "open_folder", "open_unlabeled"]

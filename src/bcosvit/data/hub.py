@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.dataset import (
+from bcosvit.data.dataset import SourceError, Split
+from bcosvit.data.images import ImageError, read_image
+from bcosvit.data.sources import (
     Source,
-    SourceError,
     SourceOptions,
-    Split,
     build_source,
     parse_query,
     register_source,
     split_names,
 )
-from bcosvit.data.images import ImageError, read_image
 from bcosvit.messages import require
 
 __all__ = ["HubReader", "open_hub"]

@@ -27,18 +27,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bcosvit.data.dataset import (
+from bcosvit.data.dataset import SourceError, Split
+from bcosvit.data.images import EXTENSIONS, ImageError, read_image
+from bcosvit.data.sources import (
     TRAIN_NAMES,
     VAL_NAMES,
     Source,
-    SourceError,
     SourceOptions,
-    Split,
     build_source,
     register_source,
     split_names,
 )
-from bcosvit.data.images import EXTENSIONS, ImageError, read_image
 from bcosvit.files import atomic, cache_folder
 from bcosvit.messages import require
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.attribution import METHODS, explainers
-from bcosvit.data.dataset import LabeledImages, labeled_images
+from bcosvit.data.labeled import LabeledImages, labeled_images
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
 from bcosvit.metrics import (

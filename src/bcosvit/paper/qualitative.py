@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.attribution import Attribution, explain_all, method_title
-from bcosvit.data.dataset import LabeledImages
+from bcosvit.data.labeled import LabeledImages
 from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.paper.figures import NOT_MEASURED, Figure, Headline, Outcome, Panel, register_figure
 from bcosvit.paper.measure import load_run, measure_run

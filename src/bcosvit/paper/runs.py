@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 
-from bcosvit.data.dataset import Source, Split
+from bcosvit.data.dataset import Split
+from bcosvit.data.sources import Source
 from bcosvit.metrics import write_summary
 from bcosvit.models.base import create_model, save
 from bcosvit.models.config import Config, DenseNetConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bcosvit.attribution import explainers
-from bcosvit.data.dataset import Source, open_source
+from bcosvit.data.sources import Source, open_source
 from bcosvit.messages import pick
 from bcosvit.models.densenet import VARIANTS as BACKBONES
 from bcosvit.models.hub import locate

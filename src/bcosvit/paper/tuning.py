@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from bcosvit.data.dataset import Source, hold_out
+from bcosvit.data.sources import Source, hold_out
 from bcosvit.metrics import write_summary
 from bcosvit.paper.runs import TRAINING_SHARE, digest, read_json, run_cost, run_record, train_run
 from bcosvit.paper.runs import run_recipe as recipe_of

@@ -14,8 +14,10 @@ from rich.progress import MofNCompleteColumn, TaskID, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
 
 from bcosvit.attribution import describe_method
-from bcosvit.data.dataset import Skipped, labeled_images, open_source
+from bcosvit.data.dataset import Skipped
+from bcosvit.data.labeled import labeled_images
 from bcosvit.data.masks import MaskFiles
+from bcosvit.data.sources import open_source
 from bcosvit.files import locked_folder
 from bcosvit.messages import unknown
 from bcosvit.metrics import (

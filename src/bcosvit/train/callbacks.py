@@ -31,7 +31,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from torch import Tensor
 
 from bcosvit.attribution import explain
-from bcosvit.data.dataset import LabeledImages, Skipped, Split, write_skipped
+from bcosvit.data.dataset import Skipped, Split, write_skipped
+from bcosvit.data.labeled import LabeledImages
 from bcosvit.files import atomic
 from bcosvit.metrics import GridPointingGame, MaskOverlap, Metric, evaluate
 from bcosvit.metrics.evaluation import obstacles

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 import bcosvit
-from bcosvit.data.dataset import Source, is_drawn, open_source
+from bcosvit.data.sources import Source, is_drawn, open_source
 from bcosvit.files import atomic
 from bcosvit.models.bcosify import converted_part
 from bcosvit.models.config import BcosifiedConfig, Config, DenseNetConfig, ModelConfig

@@ -21,7 +21,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
-from bcosvit.data.dataset import LabeledImages, Source, SourceError, Split
+from bcosvit.data.dataset import SourceError, Split
+from bcosvit.data.labeled import LabeledImages
+from bcosvit.data.sources import Source
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.files import FULL, locked_folder
 from bcosvit.models.base import AnyModel, create_model

@@ -27,14 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from bcosvit.data.dataset import (
-    Source,
-    SourceError,
-    SourceOptions,
-    Split,
-    parse_query,
-    register_source,
-)
+from bcosvit.data.dataset import SourceError, Split
 from bcosvit.data.scenes.backgrounds import BACKGROUNDS, PALE_BACKGROUNDS
 from bcosvit.data.scenes.objects import (
     CLUTTER,
@@ -45,6 +38,7 @@ from bcosvit.data.scenes.objects import (
     place_tag,
 )
 from bcosvit.data.scenes.render import Canvas, Pose, Random, Window
+from bcosvit.data.sources import Source, SourceOptions, parse_query, register_source
 
 __all__ = ["SPLITS", "VARIANTS", "Scene", "Scenes", "open_scenes"]
 
