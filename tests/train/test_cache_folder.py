@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bcosvit.train import feature_cache
-from bcosvit.train.feature_cache import CacheFolder, Layout, check_space
+from bcosvit.train import feature_files
+from bcosvit.train.feature_files import CacheFolder, Layout, check_space
 
 LAYOUT = Layout(images=4, views=2, shape=(3, 5, 7))
 RECORDS = list(range(8))
@@ -71,7 +71,7 @@ def test_a_store_of_something_else_is_refused_and_named(tmp_path, features):
 
 def test_without_its_description_nothing_is_trusted(tmp_path, features):
     filled(tmp_path, features)
-    (tmp_path / feature_cache.META).unlink()
+    (tmp_path / feature_files.META).unlink()
     with pytest.raises(ValueError, match="no feature cache"):
         CacheFolder(tmp_path)
     assert not CacheFolder.create(tmp_path, LAYOUT, {"backbone": "a"}).done().any()
@@ -79,15 +79,15 @@ def test_without_its_description_nothing_is_trusted(tmp_path, features):
 
 def test_damaged_files_are_refused(tmp_path, features):
     kept = filled(tmp_path, features)
-    for name in (feature_cache.FEATURES, feature_cache.DONE):
+    for name in (feature_files.FEATURES, feature_files.DONE):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:-1])
         with pytest.raises(ValueError, match="damaged"):
             kept.done()
         (tmp_path / name).write_bytes(whole)
-    meta = (tmp_path / feature_cache.META).read_text()
+    meta = (tmp_path / feature_files.META).read_text()
     for broken in (meta[:-5], "{}", "[]", meta.replace('"format": 1', '"format": 9')):
-        (tmp_path / feature_cache.META).write_text(broken)
+        (tmp_path / feature_files.META).write_text(broken)
         with pytest.raises(ValueError, match="cannot be read"):
             CacheFolder(tmp_path)
 
@@ -115,12 +115,12 @@ def test_the_bound_is_exact_and_says_what_fits(tmp_path, features):
     check_space(tmp_path, LAYOUT, LAYOUT.bytes)
     filled(tmp_path, features)
     held = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert LAYOUT.bytes - feature_cache.META_BYTES < held <= LAYOUT.bytes
+    assert LAYOUT.bytes - feature_files.META_BYTES < held <= LAYOUT.bytes
 
 
 def test_a_disk_without_room_is_refused_unless_the_bytes_are_there(tmp_path, features, monkeypatch):
     usage = type("Usage", (), {"free": 1500})
-    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(feature_files.shutil, "disk_usage", lambda path: usage)
     missing = Layout(images=40, views=2, shape=(3, 5, 7))
     with pytest.raises(ValueError, match=r"1\.5 KiB left"):
         check_space(tmp_path / "not" / "there", missing, 10**9)

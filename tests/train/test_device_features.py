@@ -5,16 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bcosvit.train import devices, feature_cache
+from bcosvit.train import devices, feature_cache, feature_datasets
 from bcosvit.train.data import GlobalBatchSampler, ResumableDataLoader
-from bcosvit.train.feature_cache import (
-    CacheFolder,
-    DeviceFeatureDataset,
-    FeatureCache,
-    FeatureDataset,
-    Layout,
-    fits_on_device,
-)
+from bcosvit.train.feature_cache import FeatureCache
+from bcosvit.train.feature_datasets import DeviceFeatureDataset, FeatureDataset, fits_on_device
+from bcosvit.train.feature_files import CacheFolder, Layout
 from bcosvit.train.task import Task
 from tests.train.support import DATA, assert_same_run, model_config, recipe, train
 from tests.train.test_feature_cache import build, contents
@@ -56,7 +51,7 @@ def batches(samples: FeatureDataset | DeviceFeatureDataset, *, start: int = 0, *
 )
 def test_batches_are_those_from_disk(cache, options, monkeypatch):
     # Several chunks, the last one smaller.
-    monkeypatch.setattr(feature_cache, "CHUNK", 7 * 2 * 30)
+    monkeypatch.setattr(feature_datasets, "CHUNK", 7 * 2 * 30)
     seen = []
     held = DeviceFeatureDataset(cache, 7, "cpu", lambda *numbers: seen.append(numbers))
     assert seen == [(done, 39) for done in (7, 14, 21, 28, 35, 39)]

@@ -20,7 +20,7 @@ from bcosvit import DenseNetConfig, ModelConfig, create_model
 from bcosvit.data.dataset import Split
 from bcosvit.data.images import ImageError, to_tensor
 from bcosvit.models import VisionTransformer
-from bcosvit.train import feature_cache
+from bcosvit.train import feature_files
 from bcosvit.train.data import derive_seed
 from bcosvit.train.feature_cache import FeatureCache, SplitViews, bytes_needed, view_of
 
@@ -130,7 +130,7 @@ def test_a_finished_cache_is_opened_without_computing(tmp_path):
 
 def die_while_building(folder: Path, where: str) -> None:
     """Runs in a process of its own, and ends in the middle of its third batch."""
-    calls, put = Counter(), feature_cache._write_rows
+    calls, put = Counter(), feature_files._write_rows
 
     def deadly(path: Path, rows: np.ndarray, records: list[int]) -> None:
         calls[path.name] += 1
@@ -142,14 +142,14 @@ def die_while_building(folder: Path, where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         put(path, rows, records)
 
-    feature_cache._write_rows = deadly
+    feature_files._write_rows = deadly
     # As loaders' workers do: the threads of the parent process are not here.
     torch.set_num_threads(1)
     build(folder)
 
 
 # In the middle of a record, and between the records and their marks.
-@pytest.mark.parametrize("where", [feature_cache.FEATURES, feature_cache.DONE])
+@pytest.mark.parametrize("where", [feature_files.FEATURES, feature_files.DONE])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_killed_while_writing_it_resumes_to_the_same_bytes(tmp_path, where):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -157,7 +157,7 @@ def test_killed_while_writing_it_resumes_to_the_same_bytes(tmp_path, where):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    finished = feature_cache.CacheFolder(killed).done()
+    finished = feature_files.CacheFolder(killed).done()
     assert finished.sum() == 8
     with pytest.raises(ValueError, match=r"only \d of 20 views"):
         FeatureCache(killed)
@@ -215,7 +215,7 @@ def test_the_bound_holds(tmp_path):
     assert not (tmp_path / "none").exists()
     build(tmp_path / "fits", max_bytes=needed)
     held = sum(len(data) for data in contents(tmp_path / "fits").values())
-    assert needed - feature_cache.META_BYTES < held <= needed
+    assert needed - feature_files.META_BYTES < held <= needed
 
 
 def test_what_cannot_be_cached_is_said(tmp_path):

@@ -27,7 +27,9 @@ from bcosvit.progress import duration
 from bcosvit.train.callbacks import SHOWN_IMAGES
 from bcosvit.train.data import Batch, ImageDataset, SampleRequest
 from bcosvit.train.devices import Devices, readable_bytes
-from bcosvit.train.feature_cache import FrozenPart, Layout, cache_place, frozen_part
+from bcosvit.train.feature_cache import FrozenPart, frozen_part
+from bcosvit.train.feature_datasets import cache_place
+from bcosvit.train.feature_files import Layout
 from bcosvit.train.plan import Plan
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.task import Task

@@ -52,7 +52,7 @@ from bcosvit.train.checkpoints import (
 from bcosvit.train.data import BatchDataset, DataModule, ImageDataset, cache_drawn_images
 from bcosvit.train.device_images import load_device_images
 from bcosvit.train.devices import Devices
-from bcosvit.train.feature_cache import check_cache, feature_datasets
+from bcosvit.train.feature_datasets import check_cache, feature_datasets
 from bcosvit.train.plan import RECORD, Plan, resolve
 from bcosvit.train.processes import (
     PERIOD,
