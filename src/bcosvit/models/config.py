@@ -12,8 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from bcosvit.messages import printable
 from bcosvit.models import taps
+from bcosvit.models.limits import (
+    LIMITS,
+    check_choice,
+    check_flag,
+    check_number,
+    check_positive,
+    check_size,
+    check_stages,
+    check_text,
+)
 from bcosvit.models.network import Program, check_program
 from bcosvit.nn.attention import AttentionKind
 from bcosvit.nn.linear import check_bcos
@@ -28,28 +37,6 @@ NUMBERS = (
     *("logit_scale", "logit_bias", "eps"),
 )
 """Fields of a `ModelConfig` that need not be whole."""
-
-LIMITS = {
-    "num_classes": 1_000_000,
-    "width": 65_536,
-    "num_heads": 4_096,
-    "depth": 1_000,
-    "maxout": 64,
-    "patch": 1_024,
-    "tap": 65_536,
-    "image_size": 16_384,
-    "growth": 4_096,
-    "bottleneck": 64,
-    "stem_width": 65_536,
-    "blocks": 1_000,
-    "widths": 65_536,
-}
-"""The largest value of every whole number in a config, far above what is of use: a config comes
-with weights of unknown origin, and a model is described before its weights are compared with it."""
-MOST_STAGES = 8
-"""Dense blocks of a DenseNet, convolutions of a stem."""
-LARGEST_NUMBER = 1e9
-"""The largest size of numbers that need not be whole."""
 
 FROM_FAMILY: Any = None
 """The default of fields that are resolved in ``__post_init__``; no config ever holds it."""
@@ -214,11 +201,11 @@ class DenseNetConfig(Config):
     """Width of a layer's 1×1 convolution, in multiples of ``growth``."""
 
     def __post_init__(self) -> None:
-        _check_choice("backbone flavor", self.flavor, get_args(Flavor))
+        check_choice("backbone flavor", self.flavor, get_args(Flavor))
         object.__setattr__(self, "blocks", _several(self.blocks))
         for name in ("growth", "stem_width", "bottleneck", "num_classes"):
-            _check_positive(name, getattr(self, name))
-        _check_stages("blocks", self.blocks, "layers per block")
+            check_positive(name, getattr(self, name))
+        check_stages("blocks", self.blocks, "layers per block")
         scale, bias = {
             # Without norms, signals decay from layer to layer: with a smaller factor all logits of
             # an untrained network are equal to rounding, and it learns nothing.
@@ -229,7 +216,7 @@ class DenseNetConfig(Config):
         }[self.flavor]
         _resolve(self, logit_scale=scale, logit_bias=bias)
         for name in ("logit_scale", "logit_bias"):
-            _check_number(name, getattr(self, name))
+            check_number(name, getattr(self, name))
 
     @property
     def family(self) -> Family:
@@ -303,18 +290,18 @@ class BcosifiedConfig(Config):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", _several(self.image_size))
-        _check_size(self.image_size)
+        check_size(self.image_size)
         object.__setattr__(self, "logit_scale", self.logit_scale or 1.0)
         object.__setattr__(self, "logit_bias", self.logit_bias or 0.0)
         object.__setattr__(self, "_shapes", {})
-        _check_positive("num_classes", self.num_classes)
+        check_positive("num_classes", self.num_classes)
         for name in ("logit_scale", "logit_bias"):
-            _check_number(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         for name in ("any_size", "bcos"):
-            _check_flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
         for name in ("source", "head"):
-            _check_text(name, getattr(self, name))
-        _check_choice("activation", self.activation, get_args(Activation))
+            check_text(name, getattr(self, name))
+        check_choice("activation", self.activation, get_args(Activation))
         check_program(self.program)
 
     @property
@@ -407,8 +394,8 @@ class StemConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", _several(self.widths))
-        _check_stages("widths", self.widths, "channels per convolution")
-        _check_number("gain", self.gain)
+        check_stages("widths", self.widths, "channels per convolution")
+        check_number("gain", self.gain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -467,15 +454,15 @@ class ModelConfig(Config):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        _check_choice("family", self.family, get_args(Family))
+        check_choice("family", self.family, get_args(Family))
         bcos = self.family == "bcos"
         size = self.image_size
         pair = tuple(size) if isinstance(size, list | tuple) else (size, size)
         object.__setattr__(self, "image_size", pair)
-        _check_positive("width", self.width)
-        _check_positive("num_classes", self.num_classes)
-        _check_size(pair)
-        _check_flag("keep_head", self.keep_head)
+        check_positive("width", self.width)
+        check_positive("num_classes", self.num_classes)
+        check_size(pair)
+        check_flag("keep_head", self.keep_head)
         self._resolve_backbone()
         backbone = self.backbone
         dense = isinstance(backbone, DenseNetConfig)
@@ -515,25 +502,25 @@ class ModelConfig(Config):
                 backbone = backbone.replace(num_classes=self.num_classes)
             last = len(backbone.blocks) if self.keep_head else 3
             tap = backbone.block_at(last if tap is None else tap)
-            _check_positive("tap", tap)
+            check_positive("tap", tap)
         else:
             tap = 3 if tap is None else tap
-            _check_positive("tap", tap)
+            check_positive("tap", tap)
         if self.keep_head:
             _resolve(self, logit_scale=backbone.logit_scale, logit_bias=backbone.logit_bias)
         object.__setattr__(self, "tap", tap)
         object.__setattr__(self, "backbone", backbone)
 
     def _check(self) -> None:
-        _check_choice("position", self.position, get_args(Position))
-        _check_choice("attention", self.attention, get_args(AttentionKind))
+        check_choice("position", self.position, get_args(Position))
+        check_choice("attention", self.attention, get_args(AttentionKind))
         for name in NUMBERS:
-            _check_number(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         check_bcos(self.b, self.maxout)
         check_bcos(self.attention_b, self.maxout)
         for name in ("num_heads", "depth", "patch", "maxout"):
-            _check_positive(name, getattr(self, name))
-        _check_flag("train_backbone", self.train_backbone)
+            check_positive(name, getattr(self, name))
+        check_flag("train_backbone", self.train_backbone)
         if not 1 <= self.width * self.mlp_ratio <= LIMITS["width"] * 16:
             raise ValueError(
                 f"mlp_ratio = {self.mlp_ratio} is not allowed: it leaves no unit of a width of "
@@ -579,7 +566,7 @@ class ModelConfig(Config):
                 f"{self.patch}: give a B-cos backbone, and leave patch out."
             )
         if self.layer_scale is not None:
-            _check_number("layer_scale", self.layer_scale)
+            check_number("layer_scale", self.layer_scale)
         if min(self.grid) < 1:
             raise ValueError(
                 f"image_size = {self.image_size} is too small: no token is left of it; "
@@ -719,66 +706,5 @@ def _resolve(config: object, **defaults: Any) -> None:
             object.__setattr__(config, name, default)
 
 
-def _check_choice(what: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"{what} = {_shown(value)} is not allowed: choose from {', '.join(allowed)}."
-        )
-
-
 def _several(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
-
-
-def _is_whole(what: str, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LIMITS[what]
-
-
-def _shown(value: object) -> str:
-    return printable(repr(value), 100)
-
-
-def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} = {_shown(value)} is not allowed: give a number.")
-    # Comparisons with nan are false.
-    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
-        raise ValueError(
-            f"{what} = {value:g} is not allowed: give a finite number of at most "
-            f"{LARGEST_NUMBER:g} either way."
-        )
-
-
-def _check_positive(what: str, value: object) -> None:
-    if not _is_whole(what, value):
-        raise ValueError(
-            f"{what} = {_shown(value)} is not allowed: give an integer from 1 to {LIMITS[what]}."
-        )
-
-
-def _check_stages(what: str, values: tuple[Any, ...], meaning: str) -> None:
-    if not 1 <= len(values) <= MOST_STAGES or not all(_is_whole(what, v) for v in values):
-        raise ValueError(
-            f"{what} = {_shown(values)} is not allowed: give 1 to {MOST_STAGES} integers from 1 to "
-            f"{LIMITS[what]}, the {meaning}."
-        )
-
-
-def _check_size(pair: tuple[Any, ...]) -> None:
-    if len(pair) != 2 or not all(_is_whole("image_size", side) for side in pair):
-        raise ValueError(
-            f"image_size = {_shown(pair)} is not allowed: give pixels, or (height, width), from 1 "
-            f"to {LIMITS['image_size']} each."
-        )
-
-
-def _check_flag(what: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} = {_shown(value)} is not allowed: give True or False.")
-
-
-def _check_text(what: str, value: object) -> None:
-    if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
-        raise ValueError(
-            f"{what} = {_shown(value)} is not allowed: give a text of at most 1000 characters."
-        )
