@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bcosvit.files import cache_folder
+from bcosvit.ops.compiled import kernel
 from bcosvit.ops.dispatch import HAS_TRITON
 from bcosvit.shipped import DEFAULT, shipped, shipped_file
 
@@ -62,6 +63,8 @@ class Findings:
     """How its import went."""
     backend: str
     """What the ops' ``backend="auto"`` chooses on this machine."""
+    cpu_kernel: str
+    """How the kernel of depthwise convolutions was compiled, or why PyTorch's ops run instead."""
     extras: dict[str, Extra]
     weights: dict[str, int]
     """Shipped models and the size of their files in bytes."""
@@ -95,6 +98,7 @@ def examine() -> Findings:
         devices=_devices(),
         torchvision=_torchvision(),
         backend=_backend(),
+        cpu_kernel=_cpu_kernel(),
         extras={name: _extra(name) for name in EXTRAS},
         weights={name: shipped_file(name).stat().st_size for name in shipped()},
         default_weights=DEFAULT if DEFAULT in shipped() else None,
@@ -137,6 +141,11 @@ def _backend() -> str:
     if not torch.cuda.is_available():
         return "reference: triton is installed, but there is no CUDA device"
     return "triton for CUDA tensors, reference for others"
+
+
+def _cpu_kernel() -> str:
+    found = kernel()
+    return found.about if found.run else f"none, PyTorch's ops run instead: {found.about}"
 
 
 def _extra(name: str) -> Extra:

@@ -40,6 +40,7 @@ def _table(found: "Findings") -> Table:
         table.add_row(device, about)
     table.add_row("torchvision", found.torchvision)
     table.add_row("ops", found.backend)
+    table.add_row("CPU kernel", found.cpu_kernel)
     table.add_section()
     for name, extra in found.extras.items():
         lacks = f"lacks {', '.join(extra.missing)}: {extra.install}"

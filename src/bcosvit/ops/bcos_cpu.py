@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bcosvit.ops.compiled import depthwise
 from bcosvit.ops.dispatch import constant_if, is_direct, narrowed, wide
 from bcosvit.ops.products import convolution, linear, patch_sums
 from bcosvit.ops.scaling import Pair, cosine_scaled, factor_of, larger, largest_units
@@ -55,13 +56,17 @@ def bcos_conv2d(
         norm = None if b == 1 else patch_norms(x, weight, 1, eps, frozen, **window)
         return _scaled_parts(units, norm, b, maxout, scale, frozen, dim=1)
     x = x.contiguous(memory_format=torch.channels_last)
+    if b == 2 and maxout == 1 and groups == x.shape[1]:
+        in_one_pass = depthwise(x, weight, **window, scale=scale, eps=eps)
+        if in_one_pass is not None:
+            return in_one_pass
     units = convolution(x, weight, **window, groups=groups, frozen=frozen)
     largest = largest_units(units, maxout, dim=1)
     if b == 1:
         return scale * largest
     if _is_final(largest) and not (torch.is_grad_enabled() and x.requires_grad):
         # Norms are as large as the result: of a few images they stay in the cache.
-        few = max(1, BLOCK * len(x) // max(1, x.numel()))
+        few = max(1, 4 * BLOCK * len(x) // max(1, x.numel()))
         for images, result in zip(x.split(few), largest.split(few), strict=True):
             norm = patch_norms(images, weight, groups, eps, frozen, **window)
             _scale_in_place(result.unflatten(1, (groups, -1)), norm.unsqueeze(2), b, scale)

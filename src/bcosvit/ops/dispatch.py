@@ -89,6 +89,17 @@ def launches_directly(*tensors: Tensor) -> bool:
     )
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but its numbers, which code outside of PyTorch may read."""
+    functorch = torch._C._functorch
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and launches_directly(tensor)
+        and not functorch.is_functorch_wrapped_tensor(tensor)
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
 def untraced(
     name: str,
     launch: Callable[..., Any],

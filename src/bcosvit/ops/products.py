@@ -18,7 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.ops.dispatch import launches_directly, matching, untraced, window_sums
+from bcosvit.ops.dispatch import (
+    is_plain,
+    launches_directly,
+    matching,
+    untraced,
+    window_sums,
+)
 
 HAS_ONEDNN = (
     platform.machine().lower() in ("x86_64", "amd64")
@@ -85,12 +91,9 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not rounds("cpu", "matmul")
         # Nothing traces or wraps the tensors, but for several classes of one explanation.
-        and launches_directly(weight)
+        and is_plain(weight)
         and type(x) in _PLAIN
-        and type(weight) in _PLAIN
-        and not functorch.is_functorch_wrapped_tensor(weight)
         and (functorch.is_batchedtensor(x) or not functorch.is_functorch_wrapped_tensor(x))
-        and torch.autograd.forward_ad._current_level < 0
     )
 
 
