@@ -16,6 +16,7 @@ Full and read-only disks are memory file systems in a name space of their own, f
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -48,14 +49,12 @@ class Command:
         arguments: Its arguments; ``{out}`` stands for a folder.
         again: Arguments to continue with; by default the same ones.
         same: Endings of the files that must be the same to the byte.
-        alone: Whether a second process has to be refused.
     """
 
     name: str
     arguments: tuple[str, ...]
     again: tuple[str, ...] | None = None
     same: tuple[str, ...] = ()
-    alone: bool = False
 
 
 def settings(**values: object) -> list[str]:
@@ -94,13 +93,12 @@ def commands(work: Path) -> list[Command]:
             tuple(train),
             again=("--resume", "--out", "{out}/run"),
             same=("metrics.csv", "best.safetensors"),
-            alone=True,
         ),
-        Command("evaluate", tuple(evaluate), same=(".csv", "summary.json"), alone=True),
+        Command("evaluate", tuple(evaluate), same=(".csv", "summary.json")),
         Command("export", ("--weights", weights, "--out", "{out}/model.onnx")),
         Command("explain", (*explain, "--device", "cpu"), same=(".npz", ".png", ".json")),
-        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors"), alone=True),
-        Command("audit", (*audit, "--device", "cpu"), same=(".csv", ".npz", ".json"), alone=True),
+        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors")),
+        Command("audit", (*audit, "--device", "cpu"), same=(".csv", ".npz", ".json")),
     ]
 
 
@@ -279,24 +277,50 @@ def on_disk(command: Command, disk: Path, size: str, read_only: bool) -> tuple[l
     return one_sentence(done), said
 
 
+def holds_lock(process: int, out: Path) -> bool:
+    """Whether a process has locked one of the folders below ``out``, or a file to be written."""
+    lockable = set()
+    for path in (out, *out.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # what is gone again
+            if path.is_dir() or "-lock" in path.name:
+                lockable.add(path.stat().st_ino)
+    for line in Path("/proc/locks").read_text().splitlines():
+        match = re.search(r"FLOCK +ADVISORY +WRITE +(\d+) +\w+:\w+:(\d+)", line)
+        if match and int(match[1]) == process and int(match[2]) in lockable:
+            return True
+    return False
+
+
 def two_at_once(command: Command, reference: Path, out: Path) -> tuple[list[str], str]:
-    """Starts the command twice with one folder: one may refuse, but what is left is whole."""
+    """Stops a command while it holds its lock, gives it a second time, and lets the first go on.
+
+    So that they overlap for certain: the second has to be refused, and the first is undisturbed.
+    """
+    line, options = arguments(command, out), {"stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    line = arguments(command, out)
-    both = [
-        subprocess.Popen(
-            line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for _ in range(2)
-    ]
-    texts = [process.communicate(timeout=900)[0] for process in both]
-    codes = [process.returncode for process in both]
-    wrong = [f"traceback: {text[-200:]}" for text in texts if "Traceback" in text]
-    if 0 not in codes:
-        wrong.append("neither succeeded")
-    if command.alone and codes == [0, 0]:
-        wrong.append("the second one was not refused")
-    return wrong + broken(out) + differences(command, reference, out), f"exit codes {codes}"
+    with subprocess.Popen(
+        line, env=environment, stderr=subprocess.STDOUT, start_new_session=True, **options
+    ) as first:
+        while first.poll() is None and not holds_lock(first.pid, out):
+            time.sleep(0.001)
+        if first.poll() is not None:
+            return ["it was never seen with a lock"], ""
+        os.killpg(first.pid, signal.SIGSTOP)
+        try:
+            locked = holds_lock(first.pid, out)
+            second = run(line)
+        finally:
+            os.killpg(first.pid, signal.SIGCONT)
+        said = first.communicate(timeout=900)[0]
+    wrong = one_sentence(second)
+    if "Another process is writing" not in second.stdout + second.stderr:
+        wrong.append(f"it does not say why: {(second.stdout + second.stderr)[-200:]}")
+    if not locked:
+        wrong.append("the first one had lost its lock again")
+    if first.returncode:
+        wrong.append(f"the first one failed: {said[-200:]}")
+    codes = f"exit codes {first.returncode} and {second.returncode}"
+    return wrong + broken(out) + differences(command, reference, out), codes
 
 
 ENDINGS = {"error raised": 3.0, "reader killed": 30.0, "process killed": 30.0}

@@ -12,6 +12,10 @@ calls that change no value (``contiguous``). The same seed chooses the same muta
 code, in the same order. A run that was stopped continues with ``--again`` and the file that it
 wrote, and so do survivors after a test was written for them: what was killed is not run again.
 ``--map FILE`` keeps the measurement for that.
+
+A mutant is killed if a test fails. Tests that end for want of time are listed as such and not
+counted as killed: the limit is one of processor time, which goes on neither while the machine is
+busy nor while the process is stopped, and a generous one of the clock is for those that wait.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import copy
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -43,6 +48,8 @@ TESTS = [f"tests/{name}" for name in ("ops", "nn", "attribution", "metrics", "mo
 TESTS += ["tests/report/test_evaluate.py", "tests/auditing", "tests/test_properties.py"]
 # Seconds of tests per mutant, by their measured durations; the shortest are taken first.
 SECONDS = 40.0
+# Seconds by the clock beyond those of the processor, for tests that wait for ever.
+WAITING = 900.0
 MEMORY = 16 << 30
 
 COMPARISONS = {
@@ -290,8 +297,18 @@ def environment(folder: Path, **others: str) -> dict[str, str]:
     }
 
 
-def limited() -> None:
+def limited(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 10))
+
+
+def end(process: int) -> None:
+    """Ends a process and all that it started, which stay in our group to be stopped with us."""
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+            end(int(child))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def measure_tests(folder: Path, jobs: int, tests: list[str]) -> dict[str, object]:
@@ -382,33 +399,53 @@ def judge(mutant: Mutant, tests: list[str], known: dict, folder: Path, until: fl
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
-        preexec_fn=limited,
+        preexec_fn=lambda: limited(limit),
     )
-    why = ""
+    output, clock = "", limit + WAITING
     try:
-        output, _ = process.communicate(timeout=max(1.0, min(limit, until - time.monotonic())))
-        result = {0: "survived", 1: "killed"}.get(process.returncode, "killed")
-        if result == "killed":
-            lines = [x for x in output.splitlines() if x.startswith(("FAILED", "ERROR", "E  "))]
-            why = (lines or output.splitlines()[-1:] or [f"exit {process.returncode}"])[0][:200]
+        output, _ = process.communicate(timeout=max(1.0, min(clock, until - time.monotonic())))
+        result, why = verdict(process.returncode, output)
     except subprocess.TimeoutExpired:
-        result = "timeout" if time.monotonic() - start >= limit - 1 else "not run"
+        out_of_time = time.monotonic() < until
+        result, why = ("timeout", "it waits") if out_of_time else ("not run", "out of time")
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            end(process.pid)
+            process.communicate()
         path.write_text(text)
     seconds = round(time.monotonic() - start, 1)
     return {**asdict(mutant), "result": result, "why": why, "tests": len(tests), "seconds": seconds}
 
 
+def verdict(code: int, output: str) -> tuple[str, str]:
+    """What the end of pytest says about a mutant, and why.
+
+    Examples:
+        >>> verdict(0, "3 passed")
+        ('survived', '')
+        >>> verdict(1, "FAILED tests/test_a.py::test_b - assert 1 == 2")
+        ('killed', 'FAILED tests/test_a.py::test_b - assert 1 == 2')
+        >>> verdict(-signal.SIGXCPU, "")
+        ('timeout', 'exit -24')
+    """
+    if code == 0:
+        return "survived", ""
+    lines = [x for x in output.splitlines() if x.startswith(("FAILED", "ERROR", "E  "))]
+    why = (lines or output.splitlines()[-1:] or [f"exit {code}"])[0][:200]
+    if code == -signal.SIGXCPU or any(TIMED_OUT.search(line) for line in lines):
+        return "timeout", why
+    # Somebody else ended it, for want of memory for example.
+    return ("not run" if code in (-signal.SIGKILL, -signal.SIGTERM) else "killed"), why
+
+
+TIMED_OUT = re.compile(r"TimeoutExpired|TimeoutError|timed out|Timeout\b")
+
+
 def summary(rows: list[dict]) -> str:
     counts = {k: sum(r["result"] == k for r in rows) for k in ("killed", "survived", "timeout")}
     run = sum(counts.values())
-    share = (counts["killed"] + counts["timeout"]) / max(run, 1)
     text = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    return f"{run} mutants: {text}; {share:.1%} noticed"
+    return f"{run} mutants: {text}; {counts['killed'] / max(run, 1):.1%} noticed"
 
 
 def main() -> None:
