@@ -53,6 +53,7 @@ def test_localization_is_compared_with_the_best_mean_over_models():
     (mean,) = [r for r in outcome.rows if r["method"] == "rollout" and r["model"] == "mean of 2"]
     assert mean["localization"] == pytest.approx(0.35)
     assert mean["÷ inherent"] == pytest.approx((0.5 / 0.8 + 0.2 / 0.6) / 2)
+    assert mean["÷ inherent low"] == pytest.approx(mean["÷ inherent"])
 
 
 def test_areas_are_normalized_per_model_before_they_are_averaged():
@@ -62,6 +63,49 @@ def test_areas_are_normalized_per_model_before_they_are_averaged():
     assert line.value.value == pytest.approx(1 / 0.425)
     assert "Rollout" in line.ours
     assert "1.99" in line.paper
+
+
+def test_rollout_is_compared_even_where_another_method_is_best():
+    found = scores(inherent=(0.4, 0.1), rollout=(0.1, 0.05), ixg=(0.8, 0.2))
+    # Relative to inherent: rollout 0.25 and 0.5, IxG 2 and 2.
+    best, rollout = FIGURES.get("perturbation").outcome(found).headlines
+    assert best.value.value == pytest.approx(1 / 2)
+    assert rollout.claim.startswith("Inherent ÷ Rollout")
+    assert rollout.value.value == pytest.approx(1 / 0.375)
+    *_, rollout = FIGURES.get("localization").outcome(found).headlines
+    assert rollout.value.value == pytest.approx(0.25 / 0.075)
+    assert rollout.paper == "2.47"
+
+
+def test_areas_are_also_those_of_the_logit(tmp_path, monkeypatch):
+    def measured(study, spec, metric, options):
+        assert metric == "perturbation"
+        values = {"probability": {"inherent": [0.2], "ixg": [0.4]}}
+        values["logit"] = {"inherent": [0.6], "ixg": [0.4]}
+        return [
+            {"scores": values[each.get("output", "probability")], "divisors": {}}
+            for each in options
+        ]
+
+    monkeypatch.setattr(figures, "measure_options", measured)
+    outcome = FIGURES.get("perturbation").make(Study.open(small_study("scenes", tmp_path)))
+    by_probability, by_logit = outcome.headlines
+    assert by_probability.value.value == pytest.approx(1 / 2)
+    assert by_logit.value.value == pytest.approx(3 / 2)
+    assert by_logit.claim.endswith("by the logit")
+    assert by_logit.paper == "not given"
+    found = {(r["output"], r["method"]): r["ABC"] for r in outcome.rows if r["model"] == "Ti-38"}
+    assert found == pytest.approx(
+        {
+            ("probability", "inherent"): 0.2,
+            ("probability", "ixg"): 0.4,
+            ("logit", "inherent"): 0.6,
+            ("logit", "ixg"): 0.4,
+        }
+    )
+    # The plot is the paper's.
+    assert "0.5" in outcome.charts[0].inline
+    assert len(outcome.charts) == 1
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,13 @@ def reproduce(
     conventional_backbone: Annotated[
         str | None, typer.Option(help="Weights of a DenseNet-121, instead of training one.")
     ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model to measure as it is, instead of training; may be repeated.",
+            autocompletion=complete("weights"),
+        ),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +99,9 @@ def reproduce(
 
     bcosvit reproduce all --data photos/ --out paper --budget 120 --sizes ti,s
     --taps 38,87
+
+    bcosvit reproduce faithfulness --weights bcos_vit_lite2_imagenet --data
+    imagenet/ --out measured
     """
     from pathlib import Path
 
@@ -113,6 +123,7 @@ def reproduce(
         settings=parse_settings(settings or []),
         flavor=flavor,
         backbones={name: file for name, file in backbones.items() if file is not None},
+        weights=tuple(weights or ()),
         methods=explainers() if methods == "all" else _words(methods),
         grids=grids,
         images=images,

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -20,6 +21,7 @@ SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
 
 _GRAY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
+_OTHER_MARKERS = "DvPX*"
 _LEGEND_INCHES = 1.0
 """The width of one model in a legend."""
 _WIDE_INCHES = 6.5
@@ -108,6 +110,8 @@ def method_markers(
     """
     from matplotlib.figure import Figure
 
+    models = [m for methods in sides.values() for values in methods.values() for m in values]
+    looks = _looks(list(dict.fromkeys(models)))
     with chart_style(name):
         figure = Figure(figsize=(5.2 * len(sides), 3.8), layout="constrained")
         both = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
@@ -117,7 +121,7 @@ def method_markers(
             }
             order = sorted(means, key=lambda method: -means[method])
             for place, method in enumerate(order):
-                _markers(axes, place, method, methods[method], means[method])
+                _markers(axes, place, method, methods[method], means[method], looks)
             axes.set_xticks(range(len(order)), [_short(method) for method in order], rotation=30)
             for label in axes.get_xticklabels():
                 label.set_horizontalalignment("right")
@@ -127,8 +131,7 @@ def method_markers(
             _grid(axes)
         both[0].set_ylabel(axis)
         both[0].set_ylim(bottom=min(0, both[0].get_ylim()[0]))
-        models = [m for methods in sides.values() for values in methods.values() for m in values]
-        _shapes(figure, list(dict.fromkeys(models)))
+        _shapes(figure, looks)
         values = "; ".join(
             f"{side}: "
             + ", ".join(
@@ -139,14 +142,29 @@ def method_markers(
         return _chart(figure, name, caption, f"Markers of {axis} by method, means: {values}.")
 
 
+_Looks = Mapping[str, tuple[str, float]]
+"""The marker of each model, and how opaque it is."""
+
+
+def _looks(models: Sequence[str]) -> _Looks:
+    """Shapes for sizes and shades for depths; models that are not the paper's have other shapes."""
+    others = cycle(_OTHER_MARKERS)
+    looks = {}
+    for model in models:
+        size, _, tap = model.partition("-")
+        known = size in _MARKERS and tap in _TAP_ALPHA
+        looks[model] = (_MARKERS[size], _TAP_ALPHA[tap]) if known else (next(others), 1.0)
+    return looks
+
+
 def _markers(
-    axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float
+    axes: "Axes", place: int, method: str, values: Mapping[str, float], mean: float, looks: _Looks
 ) -> None:
     color = method_color(method)
     for number, (model, value) in enumerate(values.items()):
-        size, tap = model.split("-")
+        marker, alpha = looks[model]
         aside = (number - (len(values) - 1) / 2) * 0.6 / max(1, len(values))
-        axes.plot(place + aside, value, _MARKERS[size], color=color, alpha=_TAP_ALPHA[tap], ms=6)
+        axes.plot(place + aside, value, marker, color=color, alpha=alpha, ms=6)
     axes.plot([place - 0.4, place + 0.4], [mean, mean], "--", color=color, linewidth=1.6)
 
 
@@ -154,12 +172,13 @@ def _short(method: str) -> str:
     return "Inherent" if method == "inherent" else method_title(method)
 
 
-def _shapes(figure: "Figure", models: Sequence[str]) -> None:
+def _shapes(figure: "Figure", looks: _Looks) -> None:
     from matplotlib.lines import Line2D
 
+    models = list(looks)
     handles = [
-        Line2D([], [], linestyle="", marker=_MARKERS[size], color=_GRAY, alpha=_TAP_ALPHA[tap])
-        for size, tap in (model.split("-") for model in models)
+        Line2D([], [], linestyle="", marker=marker, color=_GRAY, alpha=alpha)
+        for marker, alpha in looks.values()
     ]
     fitting = int(figure.get_figwidth() / _LEGEND_INCHES)
     # In one row, or with one column per size: matplotlib fills columns first.

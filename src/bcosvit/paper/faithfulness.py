@@ -51,9 +51,10 @@ def advantage(bcos: Scores, others: Scores) -> tuple[Resampled | None, str | Non
 class BothFamilies(Figure):
     """A figure that needs the transformers of both families."""
 
+    measures_weights = True
+
     def runs(self, study: Study) -> list[RunSpec]:
-        both = study.configurations("bcos"), study.configurations("conventional")
-        return study.with_seeds(spec for pair in zip(*both, strict=True) for spec in pair)
+        return study.both_families()
 
 
 @register_figure("options")

@@ -86,6 +86,8 @@ class Figure(ABC):
     title: ClassVar[str] = ""
     about: ClassVar[str] = ""
     """Which figure it is and how to read it, in a few sentences."""
+    measures_weights: ClassVar[bool] = False
+    """Whether it can also be made of models that are given instead of trained."""
 
     @abstractmethod
     def runs(self, study: Study) -> list[RunSpec]:
@@ -374,7 +376,7 @@ def score_rows(
             row |= number_columns(score, name)
             if relative is not None:
                 share = {**relative[method], mean: mean_scores(relative)[method]}[model]
-                row["÷ inherent"] = share.value
+                row |= number_columns(share, "÷ inherent")
             rows.append({**row, "measurements": score.count})
     return rows
 
@@ -391,8 +393,19 @@ def _values(scores: Scores) -> dict[str, dict[str, float]]:
     }
 
 
+def over_rollout(means: Mapping[str, Resampled], best: str | None, paper: str) -> list[Headline]:
+    """Compares inherent explanations with the paper's best post-hoc method, if ours is another."""
+    rollout = means.get("rollout")
+    if rollout is None or best == "rollout" or "inherent" not in means or rollout.value <= 0:
+        return []
+    claim = "Inherent ÷ Rollout, the paper's best post-hoc method"
+    return [Headline.of(claim, paper, means["inherent"] / rollout, ".2f")]
+
+
 class ScoreFigure(Figure):
     """A figure that compares explanation methods on the B-cos transformers."""
+
+    measures_weights = True
 
     def runs(self, study: Study) -> list[RunSpec]:
         return study.with_seeds(study.configurations("bcos"))
@@ -447,6 +460,7 @@ class Localization(ScoreFigure):
                 ".2f",
             ),
             Headline.of("Inherent localization, mean over models", "(only in the plot)", mean),
+            *over_rollout(mean_scores(scores), best, "2.47"),
         ]
         if not scores:
             return Outcome(headlines=headlines)
@@ -469,8 +483,22 @@ class Perturbation(ScoreFigure):
     about = (
         "Up to a quarter of the pixels are zeroed, the most important first and the least "
         "important first. The larger the area between the two curves of confidence (ABC), the "
-        "better the explanation orders the pixels."
+        "better the explanation orders the pixels. The plot follows probabilities, as the paper "
+        "does. The table also has the areas between curves of the logit, which does not saturate."
     )
+    options: ClassVar = {"probability": {}, "logit": {"output": "logit"}}
+
+    def make(self, study: Study) -> Outcome:
+        found = measure_scores_by_options(study, "bcos", self.name, list(self.options.values()))
+        made = dict(zip(self.options, map(self.outcome, found), strict=True))
+        rows = [{"output": output, **row} for output, each in made.items() for row in each.rows]
+        paper = made["probability"]
+        by_logit = [
+            replace(line, claim=f"{line.claim}, by the logit", paper="not given")
+            for line in made["logit"].headlines
+        ]
+        headlines = [*paper.headlines, *by_logit]
+        return replace(paper, headlines=headlines, rows=rows, means=mean_rows(rows))
 
     def outcome(self, scores: Scores) -> Outcome:
         claim = "Inherent ÷ best post-hoc method, normalized areas, means over models"
@@ -493,6 +521,7 @@ class Perturbation(ScoreFigure):
         elif best is not None:
             reason = f"the best post-hoc method, {method_title(best)}, is not above zero"
             headline = Headline(claim, paper, f"not defined: {reason}")
+        headlines = [headline, *over_rollout(mean, best, "1.99")]
         rows = score_rows("B-cos", scores, "ABC", relative)
         caption = (
             "Area between the curves, divided by that of the inherent explanation of the same "
@@ -500,13 +529,14 @@ class Perturbation(ScoreFigure):
         )
         sides = {self.side(ratio): _values(relative)}
         chart = method_markers(self.name, caption, "ABC ÷ inherent ABC", sides)
-        return Outcome(headlines=[headline], rows=rows, means=mean_rows(rows), charts=[chart])
+        return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=[chart])
 
 
 @register_figure("conventional")
 class Conventional(Figure):
     """Explanations of B-cos and conventional transformers by both metrics."""
 
+    measures_weights = True
     title = "Explanations of B-cos and conventional ViTs"
     about = (
         "Inherent and post-hoc explanations of B-cos ViTs (left) and post-hoc explanations of "
@@ -516,8 +546,7 @@ class Conventional(Figure):
     columns: ClassVar = {"localization": "localization", "perturbation": "ABC"}
 
     def runs(self, study: Study) -> list[RunSpec]:
-        both = study.configurations("bcos"), study.configurations("conventional")
-        return study.with_seeds(spec for pair in zip(*both, strict=True) for spec in pair)
+        return study.both_families()
 
     def make(self, study: Study) -> Outcome:
         families = ("bcos", "conventional")

@@ -42,7 +42,7 @@ from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.views import view
 from bcosvit.paper.runs import FINAL, digest, read_json, run_folder, run_recipe, run_record
-from bcosvit.paper.study import PAPER_METHODS, RunSpec, Study
+from bcosvit.paper.study import PAPER_METHODS, GivenModel, RunSpec, Study
 from bcosvit.predictor import Predictor, choose_device
 from bcosvit.report.provenance import machine
 from bcosvit.train.resources import choose_workers
@@ -178,7 +178,7 @@ def _log_norm(tokens: Tensor) -> Tensor:
 
 
 def _is_trained(study: Study, spec: RunSpec) -> bool:
-    if run_record(study, spec) is not None:
+    if isinstance(spec, GivenModel) or run_record(study, spec) is not None:
         return True
     study.missing.setdefault(spec.label, "it was not trained")
     return False
@@ -198,7 +198,7 @@ def _obstacle(study: Study, name: str) -> str | None:
 
 
 def _methods(study: Study, spec: RunSpec) -> tuple[str, ...]:
-    able = _applicable(spec.kind)
+    able = spec.methods if isinstance(spec, GivenModel) else _applicable(spec.kind)
     return tuple(name for name in study.methods or PAPER_METHODS if name in able)
 
 
@@ -229,13 +229,20 @@ def _path(study: Study, spec: RunSpec, settings: dict[str, Any]) -> Path:
 
 
 def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
-    predictor = Predictor.load(run_folder(study, spec) / FINAL, study.device)
-    crop = run_recipe(study, spec).eval_crop
-    transform = EvalTransform(predictor.transform.image_size, crop)
-    predictor = dataclasses.replace(predictor, transform=transform)
-    names = predictor.class_names if predictor.has_class_names else None
+    if isinstance(spec, GivenModel):
+        predictor = Predictor.load(spec.weights, study.device)
+    else:
+        predictor = Predictor.load(run_folder(study, spec) / FINAL, study.device)
+        crop = run_recipe(study, spec).eval_crop
+        transform = EvalTransform(predictor.transform.image_size, crop)
+        predictor = dataclasses.replace(predictor, transform=transform)
     images = labeled_images(
-        study.source, "val", names, transform, num_classes=len(predictor.class_names)
+        study.source,
+        "val",
+        predictor.class_names if predictor.has_class_names else None,
+        predictor.transform,
+        num_classes=len(predictor.class_names),
+        class_ids=predictor.class_ids,
     )
     if study.limit is not None:
         images.limit(study.limit, seed=0)
@@ -253,7 +260,8 @@ def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[di
     if known is not None and only_predicts:
         return [_accuracy(known)]
     predictor, images = _load(study, spec)
-    workers = run_recipe(study, spec).num_workers
+    kind = "bcos_vit" if isinstance(spec, GivenModel) else spec.kind
+    workers = study.recipes[kind].num_workers
 
     def measure(metrics: Sequence[Metric], known: AccuracyResult | None) -> Evaluation:
         return evaluate(

@@ -13,7 +13,7 @@ from bcosvit.models.base import create_model
 from bcosvit.paper.figures import FIGURES, Figure, Outcome, Row
 from bcosvit.paper.measure import measured_on
 from bcosvit.paper.runs import run_config, run_name, run_record, train_runs, with_backbones
-from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study, StudyOptions
+from bcosvit.paper.study import BACKBONE_OF, GivenModel, RunSpec, Study, StudyOptions
 from bcosvit.paper.tuning import RATES, describe_fit, fit_epochs, tune_learning_rates
 from bcosvit.predictor import choose_device
 from bcosvit.report.pages import cell, write_page
@@ -55,28 +55,34 @@ def reproduce(figure: str, options: StudyOptions, log: Any = print) -> Reproduct
         >>> reproduce("normalization", options).page  # doctest: +SKIP
         PosixPath('paper/normalization/report.html')
     """
-    figures = list(FIGURES.pick(figure).values())
+    figures = _pick(figure, options)
     choose_device(options.device)
     study = Study.open(options, log)
     with locked_folder(options.out):
         return _make(figures, study)
 
 
+def _pick(names: str, options: StudyOptions) -> list[Figure]:
+    """The figures of these names, as far as they can be made."""
+    figures = list(FIGURES.pick(names).values())
+    if not options.weights:
+        return figures
+    able = [each for each in figures if each.measures_weights]
+    if names != "all" and len(able) < len(figures):
+        refused = next(each.name for each in figures if not each.measures_weights)
+        others = ", ".join(name for name, each in FIGURES.items() if each.measures_weights)
+        raise ValueError(
+            f"The figure {refused!r} is about models that it trains: with given weights, choose "
+            f"from {others}."
+        )
+    return able
+
+
 def _make(figures: Sequence[Figure], study: Study) -> Reproduction:
-    log = study.log
     specs = list(dict.fromkeys(spec for each in figures for spec in each.runs(study)))
-    needed = with_backbones(study, specs)
-    _check_backbones(study, specs)
     choices: dict[str, Any] = {}
-    if study.minutes is not None:
-        study, choices["budget"] = fit_epochs(study, needed)
-        log(f"The schedule: {describe_fit(choices['budget'])}")
-    if study.tune:
-        log(f"Trying the learning rates {', '.join(f'{rate:g}' for rate in RATES)}")
-        study, choices["tuning"] = tune_learning_rates(study, needed)
-    finished = sum(run_record(study, spec) is not None for spec in needed)
-    log(f"{len(needed)} runs: {finished} finished before, {len(needed) - finished} to train")
-    train_runs(study, specs)
+    if not study.weights:
+        study, choices = _train(study, specs)
     outcomes: dict[str, Outcome] = {}
     missing: dict[str, str] = {}
     for each in figures:
@@ -99,6 +105,24 @@ def _make(figures: Sequence[Figure], study: Study) -> Reproduction:
     return Reproduction(outcomes=outcomes, missing=missing, page=page)
 
 
+def _train(study: Study, specs: Sequence[RunSpec]) -> tuple[Study, dict[str, Any]]:
+    """Trains what is missing, after the choices that are made before."""
+    log = study.log
+    needed = with_backbones(study, specs)
+    _check_backbones(study, specs)
+    choices: dict[str, Any] = {}
+    if study.minutes is not None:
+        study, choices["budget"] = fit_epochs(study, needed)
+        log(f"The schedule: {describe_fit(choices['budget'])}")
+    if study.tune:
+        log(f"Trying the learning rates {', '.join(f'{rate:g}' for rate in RATES)}")
+        study, choices["tuning"] = tune_learning_rates(study, needed)
+    finished = sum(run_record(study, spec) is not None for spec in needed)
+    log(f"{len(needed)} runs: {finished} finished before, {len(needed) - finished} to train")
+    train_runs(study, specs)
+    return study, choices
+
+
 def _check_backbones(study: Study, specs: Sequence[RunSpec]) -> None:
     """Loads given weights of backbones once: training would find hours later that they differ."""
     for name, weights in study.backbones.items():
@@ -109,12 +133,18 @@ def _check_backbones(study: Study, specs: Sequence[RunSpec]) -> None:
 
 def _facts(study: Study, choices: Mapping[str, Any]) -> dict[str, str]:
     source = study.source
+    images = f"{len(source.val)} to measure on, {len(source.classes)} classes"
+    if study.weights:
+        about = {"Data": f"{source.name}: {images}", "Weights": ", ".join(study.weights)}
+    else:
+        about = {
+            "Data": f"{source.name}: {len(source.train)} images to train on, {images}",
+            "Schedule": study.recipe,
+            "Seeds": str(study.seeds),
+            "B-cos backbone": study.flavor,
+        }
     facts = {
-        "Data": f"{source.name}: {len(source.train)} images to train on, {len(source.val)} to "
-        f"measure on, {len(source.classes)} classes",
-        "Schedule": study.recipe,
-        "Seeds": str(study.seeds),
-        "B-cos backbone": study.flavor,
+        **about,
         "Drawn on": machine(choose_device(study.device)),
         "Date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
@@ -130,11 +160,16 @@ def _facts(study: Study, choices: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _config(study: Study, choices: Mapping[str, Any]) -> dict[str, Any]:
+    if study.weights:
+        return {"study": study.options()}
     recipes = {kind: asdict(recipe) for kind, recipe in study.recipes.items()}
     return {"study": study.options(), "recipes": recipes, **choices}
 
 
 def _run_row(study: Study, spec: RunSpec) -> Row:
+    if isinstance(spec, GivenModel):
+        machines = ", ".join(measured_on(study, spec))
+        return {"model": spec.model, "weights": spec.weights, "measured on": machines}
     record = run_record(study, spec)
     assert record is not None
     return {

@@ -40,7 +40,7 @@ from bcosvit.models.hub import locate
 from bcosvit.models.registry import model_config, to_dict
 from bcosvit.models.weights import RUN_KEY, read_metadata, save_state
 from bcosvit.paper.schedule import with_epochs, with_prefix
-from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study
+from bcosvit.paper.study import BACKBONE_OF, GivenModel, RunSpec, Study
 from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import machine
 from bcosvit.train import checkpoints
@@ -87,11 +87,14 @@ def run_recipe(study: Study, spec: RunSpec) -> Recipe:
 def run_backbone(study: Study, spec: RunSpec) -> RunSpec | None:
     """Returns the run whose weights this one starts from, or None if there is no such run."""
     name = BACKBONE_OF[spec.family]
-    return None if spec.is_backbone or name in study.backbones else RunSpec(model=name)
+    complete = spec.is_backbone or isinstance(spec, GivenModel) or name in study.backbones
+    return None if complete else RunSpec(model=name)
 
 
 def run_name(study: Study, spec: RunSpec) -> str:
     """Returns the name of a run's folder."""
+    if isinstance(spec, GivenModel):
+        return f"{spec.model}-{digest([study.fingerprint, _weights_digest(spec.weights)])}"
     recipe = dataclasses.asdict(run_recipe(study, spec))
     # How many the machine needs does not change the result.
     recipe["accumulate_grad_batches"] = recipe["accumulate_grad_batches"] or 1
@@ -112,7 +115,8 @@ def run_name(study: Study, spec: RunSpec) -> str:
 
 def run_folder(study: Study, spec: RunSpec) -> Path:
     """Returns the folder of a run."""
-    return study.out / study.folder / run_name(study, spec)
+    folder = "given" if isinstance(spec, GivenModel) else study.folder
+    return study.out / folder / run_name(study, spec)
 
 
 def run_record(study: Study, spec: RunSpec) -> dict[str, Any] | None:

@@ -7,18 +7,20 @@ training, measuring and drawing pass around.
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
 from bcosvit.attribution import explainers
 from bcosvit.data.sources import Source, open_source
 from bcosvit.messages import pick
+from bcosvit.models.base import load
 from bcosvit.models.densenet import VARIANTS as BACKBONES
-from bcosvit.models.hub import locate
+from bcosvit.models.hub import is_file, locate
 from bcosvit.models.vit import FAMILIES, SIZES, TAPS
 from bcosvit.paper.schedule import KINDS, resolve_recipes
 from bcosvit.train.recipe import Recipe
@@ -96,6 +98,61 @@ class RunSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GivenModel(RunSpec):
+    """Weights that are measured as they are; nothing is trained."""
+
+    weights: str
+    """As given."""
+    given_family: str
+    methods: tuple[str, ...]
+    """The explanation methods that apply."""
+
+    @property
+    def family(self) -> str:
+        return self.given_family
+
+    @property
+    def is_backbone(self) -> bool:
+        return False
+
+    @property
+    def short(self) -> str:
+        return self.model
+
+    @property
+    def label(self) -> str:
+        return self.model
+
+
+def given_models(weights: Iterable[str]) -> tuple[GivenModel, ...]:
+    """Looks at weights that are to be measured.
+
+    Args:
+        weights: Anything that `bcosvit.load` takes.
+
+    Returns:
+        The models, named after shipped weights or files.
+
+    Raises:
+        ValueError: If weights cannot be read, or two have the same name.
+
+    Example:
+        >>> [model.short for model in given_models(["bcos_vit_ti_87_imagenette"])]
+        ['bcos_vit_ti_87_imagenette']
+    """
+    found: dict[str, GivenModel] = {}
+    for each in weights:
+        name = Path(each).stem if is_file(each) else re.sub(r"[^\w.-]+", "-", each)
+        if name in found:
+            raise ValueError(f"Two of the weights are called {name!r}: give files of other names.")
+        model = load(each)
+        found[name] = GivenModel(
+            model=name, weights=each, given_family=model.config.family, methods=explainers(model)
+        )
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyOptions:
     """What to reproduce, on which data and how.
 
@@ -129,6 +186,9 @@ class StudyOptions:
     backbones: Mapping[str, str] = field(default_factory=dict)
     """Weights of backbones that are not to be trained, by the backbone's name: files, or anything
     else that `bcosvit.load` takes."""
+    weights: tuple[str, ...] = ()
+    """Models that are measured as they are, instead of training the paper's: anything that
+    `bcosvit.load` takes."""
     methods: tuple[str, ...] | None = None
     """Explanation methods to compare, each where it applies; None stands for the paper's."""
     grids: int = 250
@@ -163,6 +223,24 @@ class StudyOptions:
             raise ValueError(f"budget = {self.minutes} is not allowed: give minutes above 0.")
         pick(",".join(self.backbones) or "all", tuple(BACKBONES), "backbone")
         self._check_settings()
+        if self.weights:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        training = {
+            "sizes": self.sizes,
+            "taps": self.taps,
+            "seeds": self.seeds > 1,
+            "tune": self.tune,
+            "backbones": self.backbones,
+            **{f"the setting {key}": True for key in self.settings if key != "num_workers"},
+        }
+        for name, given in training.items():
+            if given:
+                raise ValueError(
+                    f"Given weights are measured as they are, and {name} is about training: leave "
+                    f"out one of the two."
+                )
 
     def _check_settings(self) -> None:
         for key in self.settings:
@@ -199,6 +277,8 @@ class Study(StudyOptions):
     """Runs and measurements that could not be made, with the reason."""
     used: dict[RunSpec, None] = field(default_factory=dict)
     """Runs that were measured or drawn; an ordered set."""
+    given: tuple[GivenModel, ...] = ()
+    """The models of ``weights``."""
 
     @classmethod
     def open(cls, options: StudyOptions, log: Callable[[str], None] = print) -> "Study":
@@ -219,12 +299,22 @@ class Study(StudyOptions):
             # Weights that do not exist are better found before anything is trained.
             locate(weights)
         recipe = recipes["bcos_vit"]
+        models = given_models(options.weights)
         source = open_source(
-            options.data, val_fraction=recipe.val_fraction, max_skipped=recipe.max_skipped
+            options.data,
+            val_fraction=recipe.val_fraction,
+            max_skipped=recipe.max_skipped,
+            only_val=bool(models),
         )
         given = {each.name: getattr(options, each.name) for each in _option_fields()}
-        fingerprint = source.fingerprint()
-        return cls(**given, source=source, fingerprint=fingerprint, recipes=recipes, log=log)
+        return cls(
+            **given,
+            source=source,
+            fingerprint=source.fingerprint(),
+            recipes=recipes,
+            log=log,
+            given=models,
+        )
 
     def options(self) -> dict[str, Any]:
         """Returns what was asked for, fit for JSON."""
@@ -247,15 +337,25 @@ class Study(StudyOptions):
     ) -> list[RunSpec]:
         """Returns one transformer per size and tap, or the part that was asked for, without seeds.
 
+        Where weights are given, these are returned instead.
+
         Args:
             family: ``"bcos"`` or ``"conventional"``.
             sizes: Those of the paper's figure.
             taps: Those of the paper's figure.
             **options: Where the model differs from the paper's default.
         """
+        if self.weights:
+            return [model for model in self.given if model.family == family]
         chosen = [size for size in SIZES if size in (self.sizes or tuple(sizes))]
         depths = [tap for tap in TAPS if tap in (self.taps or tuple(taps))]
         return [RunSpec.vit(family, size, tap, **options) for size, tap in product(chosen, depths)]
+
+    def both_families(self) -> list[RunSpec]:
+        """Returns the transformers of both families in turn, with their seeds."""
+        both = self.configurations("bcos"), self.configurations("conventional")
+        pairs = zip_longest(*both)
+        return self.with_seeds(spec for pair in pairs for spec in pair if spec is not None)
 
     def with_seeds(self, specs: Iterable[RunSpec]) -> list[RunSpec]:
         """Returns every seed of every run; all first seeds come first, in case time is short."""
