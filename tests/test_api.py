@@ -85,11 +85,27 @@ def test_pictures_of_any_form_are_the_same_input(model, photo):
         (torch.rand(16, 16), "shape"),
         (np.full((4, 4, 3), 2.0), r"\[0, 1\]"),
         ([], "no pictures"),
+        (torch.rand(1, 3, 0, 0), "no pixels"),
+        (torch.rand(1, 3, 16, 16).to_sparse(), "to_dense"),
+        (torch.rand(1, 3, 16, 16, device="meta"), "without values"),
+        (torch.rand(1, 3, 16, 16, dtype=torch.float64), "torch.float64"),
     ],
 )
 def test_wrong_pictures(model, wrong, says):
     with pytest.raises(ValueError, match=says):
         bcosvit.explain(model, wrong)
+
+
+@pytest.mark.parametrize("target", [10**30, -(10**30), [10**30], [[0]], [None], [True], [1.5]])
+def test_wrong_classes(model, photo, target):
+    with pytest.raises(ValueError, match="from 0 to 4"):
+        bcosvit.explain(model, photo, target)
+
+
+@pytest.mark.parametrize("method", [None, 3, b"inherent"])
+def test_what_is_no_method(model, photo, method):
+    with pytest.raises(ValueError, match="is no method"):
+        bcosvit.explain(model, photo, method=method)
 
 
 def test_classes_by_name(model, photo):

@@ -280,8 +280,14 @@ def _classes(given: Target_, names: Sequence[str], batch: Batch) -> Target:
         return find_class(names, given)
     if not isinstance(given, list | tuple):
         return given  # type: ignore[return-value]
-    found = [find_class(names, each) if isinstance(each, str) else int(each) for each in given]
-    tensor = torch.tensor(found, device=batch.images.device)
+    found = [find_class(names, each) if isinstance(each, str) else each for each in given]
+    try:
+        tensor = torch.as_tensor(np.array(found), device=batch.images.device)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"target = {given!r} is no list of classes; give numbers from 0 to {len(names) - 1}, "
+            f"or names."
+        ) from error
     return tensor[None] if batch.single else tensor
 
 

@@ -518,6 +518,14 @@ def prepare_images(model: AnyModel, given: Any, transform: EvalTransform | None 
                 f"images is a tensor of shape {list(given.shape)}; give [3, H, W] or [B, 3, H, W], "
                 f"RGB in [0, 1]."
             )
+        computed = next(model.parameters())
+        if given.device.type == "meta" != computed.device.type:
+            raise ValueError("images is a tensor without values (device meta); give pictures.")
+        if given.dtype == torch.float64 != computed.dtype:
+            raise ValueError(
+                f"images has dtype torch.float64, and the model {computed.dtype}; give "
+                f"images.to({computed.dtype}), or take model.double()."
+            )
         batch = given if given.ndim == 4 else given[None]
         return Batch(images=batch, names=("",) * len(batch), single=given.ndim == 3)
     transform = transform or unwrapped(model).transform

@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from PIL import Image, ImageFile
 
 from bcosvit.data.images import (
     ImageError,
+    _Limited,
     _open,
     _several_scans,
     list_images,
@@ -420,6 +422,105 @@ def test_what_would_take_much_memory_or_time_is_refused_undecoded(
         read_image(data, at_least=512)
 
 
+def chunked_png(size: int, extra: bytes = b"", after: bytes = b"") -> bytes:
+    """A PNG of noise whose pixels are in chunks of so many bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 301), np.uint8)
+    pixels[:, 0] = 0
+    packed = zlib.compress(pixels.tobytes())
+    parts = [png_chunk(b"IDAT", packed[n : n + size]) for n in range(0, len(packed), size)]
+    start = PNG_START + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 100, 100, 8, 2, 0, 0, 0))
+    return start + extra + b"".join(parts) + after + png_chunk(b"IEND", b"")
+
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(kind + body))
+    return struct.pack(">I", len(body)) + kind + body + checksum
+
+
+def overlapping_tags(count: int, size: int) -> bytes:
+    """A TIFF header whose tags all have the same ``size`` bytes as their value."""
+    tags = b"".join(struct.pack("<HHII", n, 7, size, 8) for n in range(count))
+    return (b"II*\0\x08\0\0\0" + struct.pack("<H", count) + tags).ljust(size + 8, b"\0")
+
+
+def gif_with(extension: bytes) -> bytes:
+    data = encode(Image.new("P", (4, 4)), "GIF")
+    start = 13 + 3 * 2 ** ((data[10] & 7) + 1)
+    return data[:start] + extension + data[start:]
+
+
+SEGMENT = b"\xff\xe1" + struct.pack(">H", 60_008) + b"Exif\0\0" + bytes(60_000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(gif_with(b"\x21\xfe\x01x\0" * 20_000), id="comments of a GIF"),
+        pytest.param(gif_with(b"\x21\xfe" + b"\x01x" * 20_000 + b"\0"), id="parts of a comment"),
+        pytest.param(gif_with(b"\x21\x77\x01x\0" * 20_000), id="extensions of a GIF"),
+        pytest.param(jpeg((8, 8)).replace(b"\xff\xd8", b"\xff\xd8" + 400 * SEGMENT, 1), id="EXIF"),
+        pytest.param(b"P6 #" + b"x" * 30_000 + b"\n1 1 255\n123", id="comment of a PPM"),
+        pytest.param(chunked_png(1), id="a chunk for each byte"),
+        pytest.param(chunked_png(1000, extra=20_000 * png_chunk(b"teST", b"")), id="chunks before"),
+        pytest.param(chunked_png(1000, after=20_000 * png_chunk(b"teST", b"")), id="chunks after"),
+    ],
+)
+def test_metadata_that_take_long_to_read_are_refused(data: bytes) -> None:
+    with pytest.raises(ImageError, match="metadata would take too long"):
+        read_image(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gif_with(b"\x21\xfe" + (b"\xff" + bytes(255)) * 100 + b"\0"),
+        jpeg((8, 8)).replace(b"\xff\xd8", b"\xff\xd8" + 255 * SEGMENT, 1),
+        b"P6 # By an editor\n1 1 255\n123",
+        chunked_png(1000, extra=100 * png_chunk(b"teST", b"")),
+        chunked_png(100_000),
+    ],
+)
+def test_metadata_of_usual_size_are_read(data: bytes) -> None:
+    assert read_image(data).mode == "RGB"
+
+
+def test_tags_that_overlap_cost_nothing() -> None:
+    tags = overlapping_tags(4_000, 200_000)
+    photo = chunked_png(1000, extra=png_chunk(b"eXIf", tags))
+    tracemalloc.start()
+    try:
+        assert read_image(photo).size == (100, 100)
+        with pytest.raises(ImageError, match="metadata"):
+            read_image(tags)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_tags_may_share_a_few_bytes() -> None:
+    image = Image.new("RGB", (4, 4), "red")
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "A description"
+    exif[0x013B] = "An artist"
+    assert read_image(encode(image, "PNG", exif=exif)).getpixel((0, 0)) == (255, 0, 0)
+    exif_bytes = exif.tobytes()
+    description = exif_bytes.index(b"A description") - 6
+    artist = exif_bytes.index(b"An artist") - 6
+    shared = exif_bytes.replace(struct.pack("<I", artist), struct.pack("<I", description))
+    data = encode(Image.new("RGB", (4, 2)), "PNG", exif=shared)
+    assert read_image(data).size == (2, 4)
+
+
+def test_rows_cost_memory_of_their_own() -> None:
+    data = PNG_START + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 20_000_000, 1, 0, 0, 0, 0))
+    data += png_chunk(b"IDAT", zlib.compress(bytes(40_000_000)))
+    with pytest.raises(ImageError, match="MB to decode"):
+        read_image(data)
+
+
 def test_a_jpeg_that_is_decoded_small_may_be_large() -> None:
     assert read_image(jpeg((10000, 9999)), at_least=512).size == (1250, 1250)
     with pytest.raises(ImageError, match="MB"):
@@ -427,13 +528,13 @@ def test_a_jpeg_that_is_decoded_small_may_be_large() -> None:
 
 
 def test_a_jpeg_in_several_scans_is_recognized() -> None:
-    image = _open(io.BytesIO(jpeg((64, 48))), "one")
+    image = _open(_Limited(io.BytesIO(jpeg((64, 48)))), "one")
     assert not _several_scans(image)
     # A first scan that says it has one component of three is followed by two more.
     data = jpeg((64, 48))
     start = data.index(b"\xff\xda")
     one = data[:start] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[start + 14 :]
-    assert _several_scans(_open(io.BytesIO(one), "several"))
+    assert _several_scans(_open(_Limited(io.BytesIO(one)), "several"))
 
 
 CHILD = """

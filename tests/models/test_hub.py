@@ -262,3 +262,14 @@ def test_nothing_but_the_weights_file_of_a_folder_is_read(tmp_path):
         (tmp_path / name).unlink()
         os.mkfifo(tmp_path / name)
     assert from_pretrained(tmp_path).config == model.config
+
+
+@pytest.mark.parametrize("where", [None, 3, b"model.safetensors", [], True])
+def test_what_is_no_address(where):
+    with pytest.raises(ValueError, match="Weights cannot be read from"):
+        load(where)
+
+
+def test_an_address_may_be_long():
+    with pytest.raises(ValueError, match="cannot be downloaded"):
+        locate(f"https://127.0.0.1:1/{'a' * 300}#sha256={'0' * 64}")

@@ -301,8 +301,12 @@ def explainers(model: AnyModel | None = None) -> tuple[str, ...]:
 
 
 def get_explainer(method: Method) -> Explainer | ExplainFunction:
-    """Returns an explainer by its name; anything else is returned as it is."""
-    return METHODS.get(method) if isinstance(method, str) else method
+    """Returns an explainer by its name; one that is given itself is returned as it is."""
+    if isinstance(method, str):
+        return METHODS.get(method)
+    if not callable(method):
+        raise ValueError(f"method = {method!r} is no method; give a name or a function.")
+    return method
 
 
 def method_name(method: Method) -> str:
@@ -559,6 +563,9 @@ def resolve_target(target: Target, logits: Tensor) -> Tensor:
             raise ValueError(f"target = {target!r} is not a target; {allowed}.")
         return torch.arange(classes, device=logits.device).expand(samples, -1)
     if isinstance(target, int) and not isinstance(target, bool):
+        # It may be too large for a tensor.
+        if not 0 <= target < classes:
+            raise ValueError(f"target {target} is out of range; {allowed}.")
         target = torch.full((samples,), target)
     if not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
         raise ValueError(f"target = {target!r} is not a class; {allowed}.")

@@ -16,21 +16,27 @@ rotated or oddly colored are handled in one place.
   therefore estimated from the header and refused if it is more than 300 MB, and all steps after
   decoding work in strips. Decoders that Pillow has in Python need microseconds for every value, so
   they have a limit of their own.
+* Pillow reads metadata in Python, piece by piece, and partly before it tells the size of the
+  picture. How often a file is read is therefore limited. The values of EXIF and TIFF tags may
+  overlap, so that a file of one megabyte holds gigabytes of them; Pillow's reader of tags is given
+  no more than a file without overlaps needs. This, too, is process-wide.
 * ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is left to the application: if it sets this flag, Pillow
   fills up truncated files; by default they are refused.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
 import stat
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -94,11 +100,73 @@ _BYTES = 300_000_000
 _PER_PIXEL = {"JPEG2000": 28, "WEBP": 18, "AVIF": 12, "TIFF": 12}
 """Bytes per pixel at the peak, measured; for other formats 8.5: two RGB images of four bytes, one
 made from the other, and strips."""
+_PER_ROW = 16
+"""Bytes per row beyond its pixels: Pillow keeps the place of each, in both images."""
 _PYTHON_VALUES = 1_000_000
 """Values (pixels × channels) that a decoder in Python may read: text PPM, BMP with run lengths."""
 _STRIP = 1_000_000
 """Pixels that are converted at a time."""
 _SILENCE = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+
+
+_READS = 20_000
+"""How often a file may be read before its pixels begin; with them, once more per 500 bytes."""
+_JOINED = {"GIF": 4_000_000, "JPEG": 20_000_000}
+"""Bytes of comments, profiles and the like in formats where Pillow appends one to the other."""
+
+
+class _Limited:
+    """A file of which only so much is read, and only so often.
+
+    Args:
+        file: What is read.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        here = file.tell()
+        self._size = file.seek(0, os.SEEK_END)
+        file.seek(here)
+        self._file = file
+        # Some programs store the same few numbers once for several tags.
+        self.allow(sys.maxsize, 2 * self._size + 1_000_000)
+
+    def opening(self, format_: str) -> None:
+        """Limits what is read before the pixels."""
+        self.allow(_READS, _JOINED.get(format_, 2 * self._size + 1_000_000))
+
+    def loading(self) -> None:
+        """Limits how often pixels are read."""
+        self.allow(_READS + self._size // 500, sys.maxsize)
+
+    def allow(self, reads: int, joined: int) -> None:
+        self._reads, self._joined = reads, joined
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._reads -= 1
+        # What is read as a whole is no part of a list.
+        self._joined -= len(data) if 0 <= size <= ImageFile.SAFEBLOCK else 0
+        if self._reads < 0 or self._joined < 0:
+            # Pillow takes it for what it raises itself about damaged files.
+            raise SyntaxError("its metadata would take too long to read")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _limit_tags() -> None:
+    """Has Pillow read no more tags of EXIF and TIFF than there can be without overlaps."""
+    load = TiffImagePlugin.ImageFileDirectory_v2.load
+
+    @functools.wraps(load)
+    def limited(self: TiffImagePlugin.ImageFileDirectory_v2, fp: IO[bytes]) -> None:
+        load(self, cast(IO[bytes], _Limited(fp)))
+
+    TiffImagePlugin.ImageFileDirectory_v2.load = limited  # type: ignore[method-assign]
+
+
+_limit_tags()
 
 
 class ImageError(ValueError):
@@ -187,7 +255,8 @@ def _decoded(
     """Decodes within limits, and returns what ``convert`` makes of it."""
     _silence_pillow()
     try:
-        with _stream(source, label) as stream:
+        with _stream(source, label) as file:
+            stream = _Limited(file)
             image = _open(stream, label)
             width, height = image.size
             if width * height > max_pixels:
@@ -198,13 +267,14 @@ def _decoded(
             if at_least is not None:
                 image.draft(None, (at_least, at_least))
             _check_cost(image, (width, height), max(_BYTES, 3 * max_pixels), label)
+            stream.loading()
             image.load()
             return convert(image)
     except ImageError:
         raise
     # On damaged data Pillow's decoders raise nearly every kind of exception.
     except Exception as error:
-        reason = str(error).strip().rstrip(".") or type(error).__name__
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(
             f"The image {label} is damaged or of an unsupported kind ({reason}): "
             "replace or remove it."
@@ -340,7 +410,7 @@ def _open_file(path: str | os.PathLike[str], label: str) -> IO[bytes]:
         ) from error
 
 
-def _open(stream: IO[bytes], label: str) -> ImageFile.ImageFile:
+def _open(stream: _Limited, label: str) -> ImageFile.ImageFile:
     prefix = stream.read(16)
     if not prefix:
         raise ImageError(f"The image {label} is empty (0 bytes): replace or remove it.")
@@ -349,7 +419,8 @@ def _open(stream: IO[bytes], label: str) -> ImageFile.ImageFile:
         # A plugin without its codec answers with a text instead of a bool.
         if accept is not None and accept(prefix) is True:
             stream.seek(0)
-            return factory(stream, "")
+            stream.opening(format_)
+            return factory(cast(IO[bytes], stream), "")
     raise ImageError(
         f"The file {label} is not an image of a known format ({', '.join(sorted(_FORMATS))}): "
         "convert or remove it."
@@ -378,6 +449,7 @@ def _check_cost(image: ImageFile.ImageFile, full: tuple[int, int], most: float, 
             "convert it to PNG."
         )
     needed: float = _PER_PIXEL.get(str(image.format), 8.5) * image.width * image.height
+    needed += _PER_ROW * image.height
     if isinstance(image, JpegImagePlugin.JpegImageFile) and _several_scans(image):
         # libjpeg holds all coefficients, two bytes each, whatever size it decodes at.
         shares = [h * v for _, h, v, *_ in image.layer]

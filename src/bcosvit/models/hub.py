@@ -7,6 +7,7 @@ carry a revision. Nothing is ever unpickled on the way.
 
 import hashlib
 import http.client
+import os
 import re
 import urllib.request
 from contextlib import suppress
@@ -62,6 +63,8 @@ def locate(where: str | Path) -> Path:
             raise ValueError(
                 f"{where} cannot be downloaded: {scheme}:// is not known here; give {_allowed()}."
             )
+    if not isinstance(where, str | os.PathLike):
+        raise ValueError(f"Weights cannot be read from {type(where).__name__}; give {_allowed()}.")
     path = Path(where)
     # A name that is too long for the system is no file.
     with suppress(OSError):
@@ -95,7 +98,7 @@ def _from_file_address(where: str) -> Path:
 def _download(where: str) -> Path:
     wanted = _wanted_sum(where)
     parts = urlsplit(where)
-    name = Path(unquote(parts.path)).name.lstrip(".") or HUB_FILE
+    name = Path(unquote(parts.path)).name.lstrip(".")[-100:] or HUB_FILE
     target = cache_folder("weights") / wanted[:16] / name
     if target.is_file() and _sum_of(target) == wanted:
         return target

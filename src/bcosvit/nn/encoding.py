@@ -78,6 +78,10 @@ def check_images(images: Tensor) -> None:
         )
     if images.shape[0] == 0:
         raise ValueError("The batch of images is empty; give at least one image.")
+    if images.numel() == 0:
+        raise ValueError(f"Images of shape {list(images.shape)} have no pixels; give some.")
+    if images.layout != torch.strided:
+        raise ValueError("Images are a sparse tensor; give images.to_dense().")
     if not images.is_floating_point():
         raise ValueError(
             f"Images have dtype {images.dtype}, expected floating point in [0, 1]; "
