@@ -1,7 +1,10 @@
 """`bcosvit explain` and `bcosvit evaluate`, as a user runs them."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +67,26 @@ def test_of_two_commands_with_one_output_the_second_is_told(folder, lock, out, c
     # What was locked is left as it was, and can be written now.
     with lock(out):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_leaves_nothing(folder, number):
+    command = [sys.executable, "-m", "bcosvit", "export", "--weights", "model.safetensors"]
+    process = subprocess.Popen(
+        [*command, "--out", "out/model.onnx"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    out = folder / "out"
+    while process.poll() is None and not (out.exists() and list(out.iterdir())):
+        time.sleep(0.01)
+    process.send_signal(number)
+    errors = process.communicate()[1]
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1].startswith("Error: Stopped by ")
+    assert "Traceback" not in errors
+    assert list(out.iterdir()) == []
 
 
 def test_names_cannot_command_the_terminal(folder):

@@ -1,5 +1,10 @@
 """The command line; each command imports what it needs when it runs."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -68,10 +73,15 @@ def main() -> None:
     """Runs the command line.
 
     Errors that the user can correct are printed as one sentence: a ``ValueError``, or an
-    ``OSError`` such as a folder that cannot be written or a full disk.
+    ``OSError`` such as a folder that cannot be written or a full disk. Ctrl-C and SIGTERM end the
+    command as errors do, so that nothing stays behind that is not complete.
     """
     try:
-        app()
+        with _ended_by_signals():
+            app()
+    except _Ended as ended:
+        _print_error(f"Stopped by {ended}; files that were not complete are removed.")
+        raise SystemExit(128 + ended.number) from None
     except ValueError as error:
         _print_error(str(error))
         raise SystemExit(2) from None
@@ -80,6 +90,38 @@ def main() -> None:
         reason = error.strerror or error
         _print_error(f"{what} ({reason}); check the path, its permissions and the disk.")
         raise SystemExit(2) from None
+
+
+class _Ended(BaseException):
+    """A signal asked the process to end; nothing on the way takes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Has both signals raise `_Ended`; the second one ends the process at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        raise _Ended(number)
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    # Python allows it in the main thread alone, and where signals are ignored, they stay ignored.
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    before = {n: h for n, h in before.items() if h in (signal.SIG_DFL, signal.default_int_handler)}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print_error(message: str) -> None:
