@@ -337,6 +337,33 @@ def test_a_drip_does_not_prolong_it(server):
     assert time.monotonic() - start < 8
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_uploads_that_are_broken_off_leave_no_file_open(server, hangs_up):
+    def opened() -> list[str]:
+        links = []
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            with suppress(OSError):
+                links.append(os.readlink(link))
+        return [link for link in links if link.startswith(str(server.folder / "files"))]
+
+    begun = (
+        b"POST /gradio_api/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+        b'Content-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nhalf'
+    )
+    with socket.create_connection(server.place) as connection:
+        connection.sendall(begun)
+        while not opened():
+            time.sleep(0.01)
+        if not hangs_up:
+            assert closed_within(connection, 8).startswith(b"HTTP/1.1 408")
+    until = time.monotonic() + 8
+    while opened() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert opened() == []
+
+
 def test_files_leave_the_disk(server):
     server.upload()
     # A file whose upload was broken off counts as well.

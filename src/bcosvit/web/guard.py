@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from starlette.formparsers import MultiPartException
+
 from bcosvit.web.jobs import Jobs
 from bcosvit.web.service import Limits
 
@@ -48,8 +50,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Check = Callable[[str, Any], None]
 
 
-class Refusal(Exception):
-    """A response with a status and a sentence."""
+class Refusal(MultiPartException):
+    """A response with a status and a sentence.
+
+    Of all exceptions, only after this one does Gradio close the files of an upload.
+    """
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -115,6 +120,8 @@ class Guard:
         request = _Request(self, scope, receive, send)
         try:
             await request.answer()
+            if request.refusal is not None:
+                await request.refuse(request.refusal)
         except Refusal as refusal:
             await request.refuse(refusal)
         except Exception as error:
@@ -173,6 +180,7 @@ class Guard:
 
 WENT_WRONG = "Something went wrong on the server; try again, or tell whoever runs it."
 _NO_FILE = "The upload holds no file; send each picture as a form field files with a file name."
+_ENDED_EARLY = "The request ended before it was complete; send it again."
 _TOO_SLOW = "The request took too long to arrive; send it again over a faster connection."
 
 
@@ -259,9 +267,6 @@ class _Request:
         content = b""
         while True:
             message = await self.receive()
-            if message["type"] == "http.disconnect":
-                self.gone = True
-                raise Refusal(400, "The request ended early.")
             content += message.get("body", b"")
             if not message.get("more_body"):
                 break
@@ -310,6 +315,8 @@ class _Request:
             raise self.refusal from None
         if message["type"] == "http.disconnect":
             self.gone = True
+            if self.scope["method"] == "POST":
+                raise Refusal(400, _ENDED_EARLY)
         elif not message.get("more_body"):
             # From here on only the end of the connection is waited for.
             self._ends = None
