@@ -1,13 +1,14 @@
 """Simulates fifty concurrent users of `bcosvit serve` for a minute.
 
-    python benchmarks/serve.py --weights runs/scenes/best.safetensors
+    python benchmarks/serve.py --weights bcos_vit_lite2_imagenet
     python benchmarks/serve.py                   # a small model with random weights
 
 It prints errors, mixed-up results, memory and latencies, and the answers per second as a share of
 those of one process that calls the same functions in a loop. Every user has one image and requests
 explanations and regions of it, class by class. Every answer is compared with the result for the
 same image without a server. Users and server share the machine, so latencies include the work of
-the users.
+the users, whose seconds on the processor are printed. ``--through gradio`` asks in two steps, as
+the page does, and gets the drawn maps as well.
 """
 
 import argparse
@@ -71,8 +72,10 @@ def users(service: ExplanationService, count: int, folder: Path) -> list[User]:
         scenes[index].image.save(path)
         picture = service.open(path)
         labels = range(min(8, len(service.predictor.class_names)))
-        sums = [service.sums(picture, label).contributions for label in labels]
-        lefts = [service.region(picture, label, left).together for label in labels]
+        truth = service.predictor.explain(picture.image, labels)
+        sums = [truth.sums(label).contributions for label in labels]
+        maps = truth.attributions[service.methods[0]].map
+        lefts = maps[:, :, : left.width].double().sum((1, 2)).tolist()
         found.append(User(path, sums, lefts))
     return found
 
@@ -100,24 +103,37 @@ async def call(client: httpx.AsyncClient, name: str, data: list[Any]) -> dict[st
     return json.loads(answer.removeprefix("data: "))[0]
 
 
-async def use(address: str, user: User, size: int, end: float, tally: Tally) -> None:
+async def ask(client: httpx.AsyncClient, name: str, **arguments: Any) -> dict[str, Any]:
+    """Sends a request that is answered at once."""
+    answer = await client.post(f"/api/{name}", json=arguments)
+    answer.raise_for_status()
+    return answer.json()
+
+
+async def use(address: str, user: User, size: int, end: float, through: str, tally: Tally) -> None:
     dice = random.Random(str(user.path))
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         sent = await client.post(
             "/gradio_api/upload", files={"files": (user.path.name, user.path.read_bytes())}
         )
-        photo = {"path": sent.json()[0], "meta": {"_type": "gradio.FileData"}}
+        path = sent.json()[0]
+        photo = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        box = {"x": 0, "y": 0, "width": size // 2, "height": size}
         while time.monotonic() < end:
             label, start = dice.randrange(len(user.sums)), time.perf_counter()
             try:
                 if dice.random() < 0.5:
-                    data = [photo, str(label), "", 0.75, False]
-                    got = (await call(client, "explain", data))["contributions"]
-                    expected = user.sums[label]
+                    if through == "gradio":
+                        got = await call(client, "explain", [photo, str(label), "", 0.75, False])
+                    else:
+                        got = await ask(client, "explain", picture=path, label=str(label))
+                    got, expected = got["contributions"], user.sums[label]
                 else:
-                    data = [photo, str(label), 0, 0, size // 2, size]
-                    got = (await call(client, "region", data))["together"]
-                    expected = user.lefts[label]
+                    if through == "gradio":
+                        got = await call(client, "region", [photo, str(label), *box.values()])
+                    else:
+                        got = await ask(client, "region", picture=path, label=str(label), **box)
+                    got, expected = got["together"], user.lefts[label]
             except (httpx.HTTPError, RuntimeError) as error:
                 tally.errors.append(repr(error))
                 continue
@@ -146,6 +162,12 @@ def megabytes(process: int) -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
+def processor_seconds(process: int) -> float:
+    """What a process has had of the processor until now."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def watch(process: int, end: float, tally: Tally) -> None:
     while time.monotonic() < end:
         await asyncio.sleep(5)
@@ -153,10 +175,10 @@ async def watch(process: int, end: float, tally: Tally) -> None:
 
 
 async def everybody(
-    address: str, process: int, people: list[User], size: int, seconds: float
+    address: str, process: int, people: list[User], size: int, seconds: float, through: str
 ) -> Tally:
     tally, end = Tally(), time.monotonic() + seconds
-    visits = [use(address, user, size, end, tally) for user in people]
+    visits = [use(address, user, size, end, through, tally) for user in people]
     await asyncio.gather(watch(process, end, tally), *visits)
     return tally
 
@@ -166,6 +188,7 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--through", choices=("api", "gradio"), default="api")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,7 +208,10 @@ def main() -> None:
             address = server.stdout.readline().split()[0]
             start = megabytes(server.pid)
             size = service.predictor.transform.image_size
-            tally = asyncio.run(everybody(address, server.pid, people, size, given.seconds))
+            before = processor_seconds(server.pid), time.process_time()
+            visits = everybody(address, server.pid, people, size, given.seconds, given.through)
+            tally = asyncio.run(visits)
+            took = processor_seconds(server.pid) - before[0], time.process_time() - before[1]
             server.terminate()
         # Without its cache, which the server's began without.
         fresh = ExplanationService(predictor=Predictor.load(weights, "cpu"))
@@ -193,6 +219,7 @@ def main() -> None:
         in_a_loop = alone(fresh, people, size, given.seconds)
     print(f"images with different sums: {different(people):.2%} of all pairs")
     report(tally, given.users, given.seconds, start)
+    print(f"processor     {took[0]:.1f} s by the server, {took[1]:.1f} s by its users")
     share = len(tally.seconds) / given.seconds / in_a_loop
     print(
         f"one process in a loop gives {in_a_loop:.1f} answers per second, the server {share:.2f} ×"

@@ -3,15 +3,17 @@
     bcosvit serve --weights best.safetensors
     python examples/client.py photo.jpg --server http://127.0.0.1:7860
 
-Needs ``pip install gradio_client``, nothing else. Writes the map, the overlay, W(x) in color and a
-report into a folder.
+Needs ``pip install gradio_client``, which brings httpx. Writes the map, the overlay, W(x) in color
+and a report into a folder.
 """
 
 import argparse
+import base64
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 from gradio_client import Client, handle_file
 
 
@@ -19,21 +21,31 @@ def ask(server: str, photo: str | Path, out: str | Path) -> dict[str, Any]:
     """Returns the answer for the most confident class and writes files to ``out``."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    client = Client(server, verbose=False, analytics_enabled=False, download_files=folder / "raw")
-    picture = handle_file(photo)
+    picture = Path(photo).read_bytes()
 
-    about = client.predict(api_name="/model")
-    top = client.predict(picture, 3, api_name="/predict")["top"]
+    def post(endpoint: str, **arguments: str | int) -> dict[str, Any]:
+        answer = httpx.post(
+            f"{server.rstrip('/')}/api/{endpoint}",
+            files={"picture": picture},
+            data=arguments,
+            timeout=60,
+        )
+        if answer.is_error:
+            raise ValueError(answer.json()["error"])
+        return answer.json()
+
+    about = httpx.get(f"{server.rstrip('/')}/api/model", timeout=60).json()
+    top = post("predict", top=3)["top"]
     print(about["model"])
     for entry in top:
         print(f"  {entry['class']:24} {entry['probability']:.1%}")
 
-    # "" stands for the most confident class and for the model's default method.
-    numbers, *pictures = client.predict(picture, "", "", 0.75, False, api_name="/explain")
-    for name, path in zip(("map", "overlay", "colors"), pictures, strict=True):
+    # Without a label it is the most confident class, and without a method the model's default.
+    numbers = post("explain", images="true")
+    for name, image in numbers.pop("images").items():
         # Only B-cos models have color images.
-        if path is not None:
-            shutil.copy(path, folder / f"{name}.png")
+        if image is not None:
+            (folder / f"{name}.png").write_bytes(base64.b64decode(image))
 
     half = about["image_size"] // 2
     result = {"top": top, "explained": numbers}
@@ -41,11 +53,13 @@ def ask(server: str, photo: str | Path, out: str | Path) -> dict[str, Any]:
         terms = [numbers[name] for name in ("contributions", "residual", "bias")]
         print("  contributions + residual + bias = logit:", end=" ")
         print(*(f"{term:+.4f}" for term in terms), "=", f"{numbers['logit']:+.4f}")
-        left = client.predict(picture, "", 0, 0, half, 2 * half, api_name="/region")
+        left = post("region", x=0, y=0, width=half, height=2 * half)
         print(f"  the left half contributes {left['together']:+.4f}")
         result["left"] = left
 
-    report = client.predict([picture], "", "", "html", api_name="/report")
+    # Reports are files, which come through Gradio.
+    client = Client(server, verbose=False, analytics_enabled=False, download_files=folder / "raw")
+    report = client.predict([handle_file(photo)], "", "", "html", api_name="/report")
     shutil.copy(report, folder / "report.html")
     return result
 

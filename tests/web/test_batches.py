@@ -1,7 +1,6 @@
 """Requests of several users that share a pass."""
 
 import threading
-from threading import Semaphore
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from tests.web.test_service import small_service
 class Counter:
     """Doubles numbers, and remembers which came together; the first batch waits to be let go."""
 
-    def __init__(self, most=8, turns=1):
+    def __init__(self, most=8, workers=1):
         self.batches, self.begun, self.go_on = [], threading.Event(), threading.Event()
-        self.ask = Batches(self.compute, Semaphore(turns), most, deadline=0.01)
+        self.ask = Batches(self.compute, workers, most)
 
     def compute(self, items):
         self.batches.append(list(items))
@@ -32,7 +31,7 @@ class Counter:
     def waiting(self, count, kind="numbers"):
         """Waits until so many requests wait."""
         for _ in range(6000):
-            with self.ask._changed:
+            with self.ask._lock:
                 if len(self.ask._waiting.get(kind, [])) == count:
                     return
             threading.Event().wait(0.01)
@@ -113,6 +112,30 @@ def test_a_bad_item_fails_alone():
     assert [answers for _, answers in others] == [[2], [ValueError], [6]]
 
 
+def test_two_workers_compute_at_the_same_time():
+    counter = Counter(workers=2)
+    first = asked(counter, 0)
+    assert counter.begun.wait(60)
+    # The first one is still under way.
+    second = asked(counter, 1)
+    finish([second[0]])
+    counter.go_on.set()
+    finish([first[0]])
+    assert (first[1], second[1]) == ([0], [2])
+
+
+def test_the_oldest_request_is_next_whatever_its_kind():
+    counter = Counter(most=1)
+    threads = [asked(counter, 0)[0]]
+    assert counter.begun.wait(60)
+    for count, (item, kind) in enumerate([(1, "a"), (2, "b"), (3, "a"), (4, "b")]):
+        threads.append(asked(counter, item, kind)[0])
+        counter.waiting(count // 2 + 1, kind)
+    counter.go_on.set()
+    finish(threads)
+    assert counter.batches == [[0], [1], [2], [3], [4]]
+
+
 def test_users_share_a_pass_and_get_their_own_answers(tmp_path, pictures, monkeypatch):
     service = small_service(tmp_path, limits=Limits(concurrency=1, batch=4))
     uploads = [service.open(path) for path in pictures[:3]]
@@ -127,20 +150,20 @@ def test_users_share_a_pass_and_get_their_own_answers(tmp_path, pictures, monkey
     monkeypatch.setattr(Predictor, "explain_batch", counted)
     found = {}
     # All wait until the model is free.
-    service._turns[False].acquire()
+    batches, go_on = service._batches, threading.Event()
+    batches._workers.submit(go_on.wait, 60)
     threads = [
         threading.Thread(target=lambda n=n, u=u, k=k: found.update({n: service.explain(u, k)}))
         for n, (u, k) in enumerate(wanted)
     ]
     for thread in threads:
         thread.start()
-    batches = service._batches
     for _ in range(6000):
-        with batches._changed:
+        with batches._lock:
             if sum(map(len, batches._waiting.values())) == len(wanted):
                 break
         threading.Event().wait(0.01)
-    service._turns[False].release()
+    go_on.set()
     finish(threads)
     assert sorted(sizes) == [2, 4]
     for place, truth in enumerate(alone):

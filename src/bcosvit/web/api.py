@@ -2,25 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from bcosvit.attribution import METHODS
 from bcosvit.report.explain import TOP
-from bcosvit.report.images import (
-    RGB,
-    method_image,
-    overlay_image,
-    photo_image,
-    png_bytes,
-    weight_image,
-)
+from bcosvit.report.images import RGB, png_bytes
+from bcosvit.web import answers
 from bcosvit.web.components import QUEUE, downloadable, upload_component, with_messages
-from bcosvit.web.service import FILES, Box, ExplanationService
+from bcosvit.web.service import FILES, ExplanationService
 
 ENDPOINTS: dict[str, dict[str, str]] = {
     "model": {},
@@ -48,6 +40,9 @@ ENDPOINTS: dict[str, dict[str, str]] = {
     },
 }
 """The arguments of each endpoint, with what they are. ``strict`` may be left out."""
+
+META = {"_type": "gradio.FileData"}
+"""By what Gradio tells an uploaded file from other objects."""
 
 _KINDS = {
     "text": "a text",
@@ -121,7 +116,7 @@ def _is_of(kind: str, value: Any) -> bool:
         return isinstance(many, list) and all(_is_of("picture", each) for each in many)
     if value is None:
         return True
-    if not isinstance(value, dict) or value.get("meta") != {"_type": "gradio.FileData"}:
+    if not isinstance(value, dict) or value.get("meta") != META:
         return False
     path = value.get("path")
     return isinstance(path, str) and len(path) < 1000 and "://" not in path and "\0" not in path
@@ -142,28 +137,11 @@ def endpoint_functions(
 
     def model() -> dict[str, Any]:
         """Describes the model: its classes, methods and input."""
-        predictor = service.predictor
-        return {
-            "model": predictor.describe(),
-            "weights": Path(predictor.weights).name,
-            "classes": list(predictor.class_names),
-            "methods": list(service.methods),
-            "costs": {name: METHODS.get(name).cost for name in service.methods},
-            "seconds": {name: service.seconds(name) for name in service.methods},
-            "image_size": predictor.transform.image_size,
-            "exact": service.exact is not None,
-        }
+        return answers.model(service)
 
     def predict(picture: str | None, top: float | None) -> dict[str, Any]:
         """Predicts the most confident classes of a picture."""
-        if top is None or top < 1:
-            raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
-        found = service.predict(service.open(picture))
-        return {
-            "top": [service.entry(found, label) for label in found.top(int(top))],
-            "unlike": found.unlike,
-            "is_unlike": found.is_unlike,
-        }
+        return answers.predict(service, picture, top)
 
     def explain(
         picture: str | None,
@@ -181,20 +159,10 @@ def endpoint_functions(
         """
         if overlay is None:
             raise ValueError("overlay is missing: give a number from 0 to 1.")
-        opened = service.open(picture)
-        index = service.find_class(label, opened)
-        shown = service.explain(opened, index, method or None, joint=joint)
-        found = shown.found
-        numbers = service.entry(found, index) | {"method": shown.method, "scale": shown.scale}
-        if service.exact is not None:
-            numbers |= asdict(service.sums(opened, index))
-            # A server's warnings are not seen by those who ask it.
-            numbers["incompleteness"] = service.incompleteness(opened, index, strict=strict)
-        map_ = method_image(shown.method, shown.map, shown.scale)
-        photo = photo_image(found.image)
-        over = overlay_image(photo, shown.method, shown.map, shown.scale, alpha=overlay)
-        colored = weight_image(found.exact, shown.row)
-        return numbers, png("map", map_), png("overlay", over), png("colors", colored)
+        found = answers.explain(service, picture, label, method, joint=joint, strict=strict)
+        images = found.images(overlay)
+        drawing, over, colors = (png(name, image) for name, image in images.items())
+        return found.numbers, drawing, over, colors
 
     def png(name: str, image: RGB | None) -> str | None:
         def write(folder: Path) -> Path:
@@ -215,15 +183,7 @@ def endpoint_functions(
         strict: bool,
     ) -> dict[str, Any]:
         """Sums what a box contributes to a class, in pixels of the picture as the model sees it."""
-        opened = service.open(picture)
-        index = service.find_class(label, opened)
-        box = Box.of((x, y, width, height))
-        if box is None:
-            raise ValueError("A box needs four numbers: give x, y, width and height.")
-        found = service.region(opened, index, box)
-        numbers = service.entry(service.predict(opened), index) | asdict(found)
-        numbers["incompleteness"] = service.incompleteness(opened, index, strict=strict)
-        return numbers
+        return answers.region(service, picture, label, (x, y, width, height), strict=strict)
 
     def report(
         pictures: list[str] | None, label: str, methods: str, kind: str, strict: bool

@@ -24,6 +24,7 @@ from starlette.middleware import Middleware
 
 from bcosvit.web.api import ENDPOINTS, add_api, all_arguments, check_call
 from bcosvit.web.audits import audit_routes
+from bcosvit.web.direct import Direct
 from bcosvit.web.guard import WENT_WRONG, Guard, allowed_hosts, impatient
 from bcosvit.web.jobs import JOBS, Jobs
 from bcosvit.web.page import STATIC, add_page
@@ -156,7 +157,8 @@ def serving(
             limits=limits,
             folder=folder,
             check=partial(check_call, service),
-            jobs=getattr(blocks, JOBS),
+            jobs=(jobs := getattr(blocks, JOBS)),
+            direct=Direct(service, jobs, folder),
         )
         try:
             with _listening_first():

@@ -33,9 +33,13 @@ JSON_BYTES = 1_000_000
 """The most that a request without files may contain."""
 
 PREFIX = "/gradio_api/"
+
+DIRECT = "/api/"
+"""Where requests are answered without Gradio."""
+
 _PATHS = re.compile(
     r"/(|config/?|(assets|static|svelte)/.*|theme\.css|favicon\.ico|manifest\.json|robots\.txt"
-    r"|pwa_icon(/\d+)?|audit/.*"
+    r"|pwa_icon(/\d+)?|audit/.*|api/.*"
     r"|gradio_api/(info/?|openapi\.json|app_id/?|startup-events|theme\.css|queue/(join|data)"
     r"|(call|run|api)/[^/]+/?|call/[^/]+/[^/]+|upload|upload_progress|heartbeat/[^/]+|cancel|reset/?"
     r"|file=.*|custom_component/.*))"
@@ -95,6 +99,7 @@ class Guard:
         check: Raises ``ValueError`` if the arguments of an endpoint are wrong, and
             ``LookupError`` if there is none.
         jobs: What is computed for whom.
+        direct: What answers below `DIRECT`.
     """
 
     def __init__(
@@ -106,9 +111,10 @@ class Guard:
         folder: str,
         check: Check,
         jobs: Jobs,
+        direct: App,
     ) -> None:
         self.app, self.hosts, self.limits, self.check = app, hosts, limits, check
-        self.jobs = jobs
+        self.jobs, self.direct = jobs, direct
         self.folder, self.alias = folder.encode(), FILES_ALIAS.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,6 +218,10 @@ class _Request:
         self.most = JSON_BYTES
         if self.path == PREFIX + "upload":
             self.most += 1_000_000 * guard.limits.megabytes * guard.limits.pictures
+        is_form = self.headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
+        is_direct = self.path.startswith(DIRECT)
+        if is_direct and is_form:
+            self.most += 1_000_000 * guard.limits.megabytes
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.most:
             raise self._too_large()
@@ -227,12 +237,13 @@ class _Request:
             ]
             self.scope["headers"] = coded
         stream = None
-        if method == "POST" and self.path != PREFIX + "upload":
+        if method == "POST" and self.path != PREFIX + "upload" and not (is_direct and is_form):
             await self._check_body()
         else:
             stream = self._check_stream()
         if stream is None:
-            await guard.app(self.scope, self.receive, self.send)
+            app = guard.direct if is_direct else guard.app
+            await app(self.scope, self.receive, self.send)
             return
         with guard.jobs.listening(stream):
             await guard.app(self.scope, self.receive, self.send)
@@ -295,7 +306,7 @@ class _Request:
                 raise Refusal(422, str(error)) from None
         queued = self.path == PREFIX + "queue/join" or (called and called[1] != "model")
         if queued and self.guard.jobs.is_full():
-            raise Refusal(503, "Queue is full: too many requests wait; try again in a minute.")
+            raise Refusal(503, self.guard.jobs.FULL)
         self._kept = {"type": "http.request", "body": restored, "more_body": False}
         headers = [pair for pair in self.scope["headers"] if pair[0].lower() != b"content-length"]
         self.scope["headers"] = [*headers, (b"content-length", str(len(restored)).encode())]

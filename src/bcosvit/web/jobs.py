@@ -26,8 +26,11 @@ class Jobs:
         limits: How many requests may wait.
     """
 
+    FULL = "Queue is full: too many requests wait; try again in a minute."
+
     def __init__(self, blocks: gr.Blocks, limits: Limits) -> None:
         self.blocks, self.limits = blocks, limits
+        self._direct = 0
         self._open: Counter[str] = Counter()
 
     @property
@@ -45,7 +48,18 @@ class Jobs:
     def is_full(self) -> bool:
         """Whether so many requests wait that no more are accepted."""
         running = sum(job is not None for job in self._queue.active_jobs)
-        return len(self._queue) + running >= self.limits.queue + self.limits.concurrency
+        return (
+            len(self._queue) + running + self._direct >= self.limits.queue + self.limits.concurrency
+        )
+
+    @contextmanager
+    def direct(self) -> Iterator[None]:
+        """While it lasts a request waits that does not stand in Gradio's queue."""
+        self._direct += 1
+        try:
+            yield
+        finally:
+            self._direct -= 1
 
     def is_heard(self, event: Any) -> bool:
         """Whether somebody waits for the result of an event."""

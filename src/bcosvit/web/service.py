@@ -6,6 +6,7 @@ Explaining leaves the model untouched, so that threads need no lock except aroun
 """
 
 import hashlib
+import os
 import time
 import zipfile
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from threading import Lock, Semaphore
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -148,12 +149,14 @@ class ExplanationService:
     )
     """By pixels, classes and method, which is empty for a prediction alone."""
     _lock: Lock = field(default_factory=Lock)
-    _turns: dict[bool, Semaphore] = field(default_factory=dict)
+    _opening: Semaphore = field(init=False)
+    _slow: Semaphore = field(default_factory=Semaphore)
     _batches: Batches[_Wanted, dict[str, Explanation]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns.update({False: Semaphore(self.limits.concurrency), True: Semaphore(1)})
-        batches = Batches(self._computed_together, self._turns[False], self.limits.batch)
+        at_once = self.limits.concurrency
+        object.__setattr__(self, "_opening", Semaphore(at_once))
+        batches = Batches(self._computed_together, at_once, self.limits.batch)
         object.__setattr__(self, "_batches", batches)
 
     @property
@@ -195,28 +198,34 @@ class ExplanationService:
         # The first one also prepares what the others find ready.
         return median(times[1:])
 
-    def open(self, path: str | Path | None) -> Upload:
+    def open(self, source: str | Path | BinaryIO | None) -> Upload:
         """Reads an uploaded file.
 
         Args:
-            path: The file; None where nothing was uploaded.
+            source: Its path, or the open file; None where nothing was uploaded.
 
         Raises:
             ValueError: If it is missing, too large or not a picture.
         """
-        if path is None:
+        if source is None:
             raise ValueError("There is no picture: upload one first.")
-        path, most = Path(path), self.limits.megabytes
-        if not path.is_file():
-            raise ValueError(f"The upload {path.name} has been deleted: upload it again.")
-        if path.stat().st_size > most * 1_000_000:
-            raise ValueError(f"The file {path.name} is larger than {most} MB: shrink the picture.")
+        if isinstance(source, str | Path):
+            source = Path(source)
+            if not source.is_file():
+                raise ValueError(f"The upload {source.name} has been deleted: upload it again.")
+            name, size = source.name, source.stat().st_size
+        else:
+            name, size = "picture", source.seek(0, os.SEEK_END)
+            source.seek(0)
+        if size > self.limits.megabytes * 1_000_000:
+            most = self.limits.megabytes
+            raise ValueError(f"The file {name} is larger than {most} MB: shrink the picture.")
         transform = self.predictor.transform
         pixels, enough = self.limits.pixels, transform.at_least
-        with self._turn():
-            image = transform(read_image(path, max_pixels=pixels, at_least=enough, name=path.name))
-        key = hashlib.sha256(image.numpy().tobytes()).hexdigest()
-        return Upload(name=path.name, image=image, key=key)
+        with self._waiting_for(self._opening):
+            image = transform(read_image(source, max_pixels=pixels, at_least=enough, name=name))
+        key = hashlib.sha256(image.numpy().data).hexdigest()
+        return Upload(name=name, image=image, key=key)
 
     def check_count(self, paths: Sequence[str] | None) -> Sequence[str]:
         """Returns the paths, or raises ``ValueError`` if there are more than the limit."""
@@ -390,7 +399,10 @@ class ExplanationService:
             kind = (upload.image.shape, len(labels), missing)
             found |= self._batches(kind, (upload, labels, missing))
         elif missing:
-            with self._turn(missing), counting_passes(self._share(labels, missing, progress)):
+            with (
+                self._waiting_for(self._slow),
+                counting_passes(self._share(labels, missing, progress)),
+            ):
                 # Somebody else may have asked for the same, and be done by now.
                 found |= {name: self._cached(upload, labels, name) for name in missing}
                 missing = tuple(name for name in missing if found[name] is None)
@@ -504,9 +516,8 @@ class ExplanationService:
                 del self._cache[key]
 
     @contextmanager
-    def _turn(self, methods: Sequence[str] = ()) -> Iterator[None]:
+    def _waiting_for(self, turn: Semaphore) -> Iterator[None]:
         """Waits until there is room for a computation, unless nobody waits for its result."""
-        turn = self._turns[any(name and self.is_slow(name) for name in methods)]
         while not turn.acquire(timeout=0.1):
             check_cancelled()
         try:
