@@ -81,6 +81,8 @@ def options(data: Path, out: Path, *weights: Path, **changes) -> StudyOptions:
 
 def test_what_is_measured_is_what_evaluate_finds(data, weights, tmp_path):
     names = ("localization", "perturbation")
+    # One method was measured before, and the others are added to it.
+    reproduce(",".join(names), options(data, tmp_path, weights, methods=("rollout",)), log=str)
     made = reproduce(",".join(names), options(data, tmp_path, weights), log=lambda _: None)
     assert made.missing == {}
     predictor = Predictor.load(weights, "cpu")

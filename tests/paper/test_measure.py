@@ -15,17 +15,26 @@ from bcosvit.paper.runs import run_folder
 from tests.conftest import randomize, small_config
 from tests.paper.support import small_study
 
+ALL = ("inherent", "ixg", "intgrad", "gradcam", "gradsam", "rollout", "finatt")
+"""The methods that apply to a B-cos model."""
+
 BCOS, CONVENTIONAL = RunSpec.vit("bcos", "ti", "38"), RunSpec.vit("conventional", "ti", "38")
 
 
-@pytest.fixture
-def measured(monkeypatch) -> list[tuple[str, Metric]]:
-    """All measurements that are taken, of runs that count as trained."""
-    taken: list[tuple[str, Metric]] = []
+def result(methods):
+    """What a metric finds, with a table by method."""
+    scores = {method: [len(method)] for method in methods}
+    return {"summary": {"images": 1, "score": dict(scores)}, "scores": scores, "divisors": {}}
 
-    def take(study, spec, metrics):
-        taken.extend((spec.label, metric) for metric in metrics)
-        return [{"scores": {}, "divisors": {}} for _ in metrics]
+
+@pytest.fixture
+def measured(monkeypatch) -> list[tuple[Metric, tuple[str, ...]]]:
+    """All measurements that are taken, of runs that count as trained: metric and methods."""
+    taken: list[tuple[Metric, tuple[str, ...]]] = []
+
+    def take(study, spec, metrics, methods):
+        taken.extend((metric, tuple(methods)) for metric in metrics)
+        return [result(methods) for _ in metrics]
 
     monkeypatch.setattr(measure, "_evaluate", take)
     monkeypatch.setattr(measure, "run_record", lambda study, spec: {})
@@ -38,23 +47,26 @@ def study(tmp_path) -> Study:
 
 
 def test_a_measurement_is_taken_again_when_its_numbers_would_change(study, measured, monkeypatch):
-    def times(study, metric="localization"):
+    def taken(study, metric="localization"):
         measured.clear()
-        measure_run(study, BCOS, metric)
-        return len(measured)
+        found = measure_run(study, BCOS, metric)
+        names = (study.methods or ALL) if metric == "localization" else ()
+        assert found == result(names)
+        return [methods for _, methods in measured]
 
-    assert [times(study), times(study), times(study, "accuracy")] == [1, 0, 1]
+    assert [taken(study), taken(study), taken(study, "accuracy")] == [[ALL], [], [()]]
     # What the metric does not depend on changes nothing.
-    assert times(replace(study, images=9, batch_size=2)) == 0
-    assert times(replace(study, grids=9)) == 1
-    assert times(replace(study, methods=("inherent", "ixg"))) == 1
-    assert times(replace(study, limit=9)) == 1
+    assert taken(replace(study, images=9, batch_size=2)) == []
+    assert taken(replace(study, grids=9)) == [ALL]
+    assert taken(replace(study, methods=("inherent", "ixg"))) == []
+    assert taken(replace(study, methods=("libragrad", "ixg"))) == [("libragrad",)]
+    assert taken(replace(study, limit=9)) == [ALL]
     monkeypatch.setattr(type(METHODS.get("rollout")), "version", 2)
-    assert [times(study), times(study, "accuracy")] == [1, 0]
+    assert [taken(study), taken(study), taken(study, "accuracy")] == [[("rollout",)], [], []]
     monkeypatch.setattr(type(METHODS.get("plrp")), "version", 2)
-    assert times(study) == 0
-    monkeypatch.setattr(type(METRICS.get("localization")), "version", 2)
-    assert times(study) == 1
+    assert taken(study) == []
+    monkeypatch.setattr(type(METRICS.get("localization")), "version", 99)
+    assert taken(study) == [ALL]
 
 
 def test_options_are_measured_once_each(study, measured):
@@ -62,18 +74,44 @@ def test_options_are_measured_once_each(study, measured):
     assert measure_run(study, BCOS, "perturbation") is not None
     measured.clear()
     found = measure_options(study, BCOS, "perturbation", sets)
-    assert [metric.smooth for _, metric in measured] == [1, 15]
-    assert found == [{"scores": {}, "divisors": {}}] * 3
+    assert [metric.smooth for metric, _ in measured] == [1, 15]
+    assert found == [result(ALL)] * 3
     measured.clear()
     assert measure_options(study, BCOS, "perturbation", sets) == found
+    assert measured == []
+
+
+def test_sets_of_options_that_lack_the_same_methods_share_a_pass(study, measured):
+    few, more = replace(study, methods=("ixg",)), replace(study, methods=("ixg", "rollout"))
+    assert measure_options(few, BCOS, "perturbation", [{}]) == [result(("ixg",))]
+    measured.clear()
+    sets = [{}, {"output": "logit"}, {"smooth": 15}]
+    assert measure_options(more, BCOS, "perturbation", sets) == [result(("ixg", "rollout"))] * 3
+    assert [(metric.output, metric.smooth, methods) for metric, methods in measured] == [
+        ("probability", 1, ("rollout",)),
+        ("logit", 1, ("ixg", "rollout")),
+        ("probability", 15, ("ixg", "rollout")),
+    ]
+
+
+def test_where_no_method_applies_it_says_so(study, measured):
+    none = replace(study, methods=("plrp",))
+    assert measure_run(none, BCOS, "perturbation") is None
+    assert "none of the methods" in none.missing["perturbation of bcos_vit_ti_38"]
     assert measured == []
 
 
 def test_methods_are_compared_where_they_apply(study, measured):
     def methods(spec):
         measure_run(study, spec, "perturbation")
-        (file,) = (run_folder(study, spec) / "measured").glob("perturbation-*")
-        return list(json.loads(file.read_text())["settings"]["methods"])
+        files = (run_folder(study, spec) / "measured").glob("perturbation-*")
+        kept = {
+            name for file in files for name in json.loads(file.read_text())["settings"]["method"]
+        }
+        ((_, taken),) = measured
+        assert kept == set(taken)
+        measured.clear()
+        return list(taken)
 
     attention = ["ixg", "intgrad", "gradcam", "gradsam", "rollout", "finatt"]
     assert methods(BCOS) == ["inherent", *attention]
@@ -86,7 +124,7 @@ def test_files_of_other_versions_are_not_used(study, measured):
     old = {"settings": {"metric": "accuracy"}, "result": {"pictures": 3}, "machine": "cpu"}
     (folder / "accuracy-0b5a1c2d.json").write_text(json.dumps(old))
     (folder / "predictions-0b5a1c2d.json").write_text("half a fi")
-    assert measure_run(study, BCOS, "accuracy") == {"scores": {}, "divisors": {}}
+    assert measure_run(study, BCOS, "accuracy") == result(())
     assert measure.measured_on(study, BCOS) != []
 
 

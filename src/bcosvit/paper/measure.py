@@ -1,8 +1,9 @@
 """Measurements of finished runs, cached beside them: each is taken once for all figures.
 
-A result holds one number per image or grid, not only means, so that figures can resample them. Its
-file is named after a digest of everything that the numbers depend on, the versions of the metric
-and the methods included, so that results of other options or versions are not used.
+A result holds one number per image or grid, not only means, so that figures can resample them.
+Every explanation method has a file of its own, which is named after a digest of everything that the
+numbers depend on, the versions of the metric and of the method included. So a method that is new or
+has changed is measured without measuring the others again.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ def measure_options(
 ) -> list[dict[str, Any] | None]:
     """Measures a finished run by one metric with several sets of options, as far as is missing.
 
-    Single images are explained once for all sets of options.
+    Single images are explained once for all sets of options that lack the same methods.
 
     Args:
         study: The study; its ``missing`` gets the reason where there is no result.
@@ -89,37 +90,38 @@ def measure_options(
     """
     if not _is_trained(study, spec):
         return [None] * len(options)
-    settings = [_settings(study, spec, metric, each) for each in options]
-    paths = [_path(study, spec, each) for each in settings]
-    found = [read_json(path) for path in paths]
-    missing = [number for number, each in enumerate(found) if each is None]
-    if missing:
-        reason = None if metric == NORMS else _obstacle(study, metric)
+    parts = [_parts(study, spec, metric, each) for each in options]
+    found = [{name: part.read() for name, part in each.items()} for each in parts]
+    lacking: dict[tuple[str, ...], list[int]] = {}
+    for number, each in enumerate(found):
+        if names := tuple(name for name, result in each.items() if result is None):
+            lacking.setdefault(names, []).append(number)
+    reason = _obstacle(study, metric) if lacking else None
+    for names, numbers in lacking.items():
         if reason is None and study.seconds_left() <= 0:
             reason = "no time was left"
         if reason is not None:
             study.missing[f"{metric} of {spec.label}"] = reason
+            break
+        times = f" with {len(numbers)} sets of options" if len(numbers) > 1 else ""
+        study.log(f"Measuring {metric} of {spec.label}{times}")
+        began = time.monotonic()
+        if metric == NORMS:
+            results = [_norms(study, spec)]
         else:
-            times = f" with {len(missing)} sets of options" if len(missing) > 1 else ""
-            study.log(f"Measuring {metric} of {spec.label}{times}")
-            began = time.monotonic()
-            if metric == NORMS:
-                results = [_norms(study, spec)]
-            else:
-                chosen = [_metric(study, metric, options[number]) for number in missing]
-                results = _evaluate(study, spec, chosen)
-            for number, result in zip(missing, results, strict=True):
-                found[number] = record = {
-                    "settings": settings[number],
-                    "run": paths[number].parents[1].name,
-                    "seconds": (time.monotonic() - began) / len(missing),
-                    "machine": machine(choose_device(study.device)),
-                    "result": result,
-                }
-                write_summary(paths[number], record)
-    if any(each is not None for each in found):
+            chosen = [_metric(study, metric, options[number]) for number in numbers]
+            results = _evaluate(study, spec, chosen, names if chosen[0].explains else ())
+        seconds = (time.monotonic() - began) / len(numbers) / len(names)
+        for number, result in zip(numbers, results, strict=True):
+            for name in names:
+                found[number][name] = own = _of_method(result, name, names)
+                parts[number][name].write(own, seconds, study.device)
+    if not parts[0]:
+        study.missing[f"{metric} of {spec.label}"] = "none of the methods applies to it"
+    joined = [_joined(list(each.values())) for each in found]
+    if any(each is not None for each in joined):
         study.used[spec] = None
-    return [None if each is None else each["result"] for each in found]
+    return joined
 
 
 def load_run(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages] | None:
@@ -193,7 +195,72 @@ def _metric(study: Study, name: str, options: Mapping[str, Any] = MappingProxyTy
     return configure(metric, {**mine, **options})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What is kept in one file: a measurement by one method, or one without methods."""
+
+    path: Path
+    settings: dict[str, Any]
+
+    def read(self) -> dict[str, Any] | None:
+        record = read_json(self.path)
+        result: dict[str, Any] | None = None if record is None else record["result"]
+        return result
+
+    def write(self, result: dict[str, Any], seconds: float, device: str) -> None:
+        record = {
+            "settings": self.settings,
+            "run": self.path.parents[1].name,
+            "seconds": seconds,
+            "machine": machine(choose_device(device)),
+            "result": result,
+        }
+        write_summary(self.path, record)
+
+
+def _parts(study: Study, spec: RunSpec, name: str, options: Mapping[str, Any]) -> dict[str, _Part]:
+    """By method, or one without a name."""
+    settings = _settings(study, spec, name, options)
+    each = {"": settings}
+    if name != NORMS and METRICS.get(name).explains:
+        each = {
+            method: {**settings, "method": {method: METHODS.get(method).version}}
+            for method in _methods(study, spec)
+        }
+    return {
+        method: _Part(path=_path(study, spec, own), settings=own) for method, own in each.items()
+    }
+
+
+def _of_method(found: Any, method: str, methods: Sequence[str]) -> Any:
+    """The part of a result that is about one method: tables by method keep one entry."""
+    if not isinstance(found, dict):
+        return found
+    if found and found.keys() <= set(methods):
+        return {method: found[method]}
+    return {key: _of_method(value, method, methods) for key, value in found.items()}
+
+
+def _joined(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """One result of those of several methods; None if one is missing."""
+    joined: dict[str, Any] = {}
+    for part in parts:
+        if part is None:
+            return None
+        joined = _merged(joined, part)
+    return joined if parts else None
+
+
+def _merged(first: Any, second: Any) -> Any:
+    if not (isinstance(first, dict) and isinstance(second, dict)):
+        return second
+    shared = {key: _merged(first[key], second[key]) for key in first.keys() & second.keys()}
+    return {**first, **second, **shared}
+
+
 def _obstacle(study: Study, name: str) -> str | None:
+    if name == NORMS:
+        return None
     return METRICS.get(name).obstacle(len(study.source.classes))
 
 
@@ -212,15 +279,12 @@ def _applicable(kind: str) -> tuple[str, ...]:
 def _settings(
     study: Study, spec: RunSpec, name: str, options: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Everything that a measurement depends on, except the run."""
+    """Everything that a measurement depends on, except the run and the method."""
     settings: dict[str, Any] = {"metric": name, "split": "val", "limit": study.limit}
     if name == NORMS:
         return {**settings, "images": NORM_IMAGES}
     metric = _metric(study, name, options)
     settings |= {"version": metric.version, "options": dataclasses.asdict(metric)}  # type: ignore[call-overload]
-    if metric.explains:
-        names = _methods(study, spec)
-        settings["methods"] = {method: METHODS.get(method).version for method in names}
     return settings
 
 
@@ -249,7 +313,9 @@ def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
     return predictor, images
 
 
-def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+def _evaluate(
+    study: Study, spec: RunSpec, metrics: Sequence[Metric], methods: Sequence[str]
+) -> list[dict[str, Any]]:
     """Measures metrics that differ in their options alone."""
     # All metrics begin with the predictions, which are made once.
     accuracy = METRICS.get("accuracy")
@@ -267,7 +333,7 @@ def _evaluate(study: Study, spec: RunSpec, metrics: Sequence[Metric]) -> list[di
         return evaluate(
             predictor.model,
             images,
-            _methods(study, spec) if metrics[0].explains else (),
+            methods,
             metrics=metrics,
             batch_size=study.batch_size,
             num_workers=choose_workers(predictor.device) if workers is None else workers,
