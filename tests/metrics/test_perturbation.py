@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from bcosvit import create_model, explain
-from bcosvit.metrics import Bootstrap, ExplainedBatch, PixelPerturbation, area_between
+from bcosvit.metrics import (
+    Bootstrap,
+    ExplainedBatch,
+    NotDefinedError,
+    PixelPerturbation,
+    area_between,
+)
 from bcosvit.metrics.perturbation import confidence_curves, removal_places
 from bcosvit.predictor import confidence
 from tests.conftest import randomize, small_config
@@ -228,3 +234,10 @@ def test_what_is_followed_is_said():
         metric = PixelPerturbation(points=3, output=output)
         about = metric.result([(image,)], curves, Bootstrap()).about()
         assert [says in about, "Confidence in" in about, "The logit of" in about].count(True) == 2
+
+
+def test_nothing_is_relative_to_a_start_that_is_not_positive():
+    curves = {"map": torch.full((2, 2, 9), -1.0, dtype=torch.float64)}
+    metric = PixelPerturbation(output="logit")
+    with pytest.raises(NotDefinedError, match="mean logit of the images is -1"):
+        metric.result([], curves, Bootstrap())

@@ -8,7 +8,7 @@ import torch
 
 from bcosvit import create_model
 from bcosvit.attribution import METHODS
-from bcosvit.metrics import METRICS, Metric
+from bcosvit.metrics import METRICS, Metric, NotDefinedError
 from bcosvit.paper import RunSpec, Study, measure
 from bcosvit.paper.measure import branch_ratios, measure_options, measure_run
 from bcosvit.paper.runs import run_folder
@@ -92,6 +92,22 @@ def test_sets_of_options_that_lack_the_same_methods_share_a_pass(study, measured
         ("logit", 1, ("ixg", "rollout")),
         ("probability", 15, ("ixg", "rollout")),
     ]
+
+
+def test_what_is_not_defined_is_missing_and_the_rest_is_measured(study, measured, monkeypatch):
+    take = measure._evaluate
+
+    def refuse(study, spec, metrics, methods):
+        if any(metric.output == "logit" for metric in metrics):
+            raise NotDefinedError("The mean logit is negative.")
+        return take(study, spec, metrics, methods)
+
+    monkeypatch.setattr(measure, "_evaluate", refuse)
+    sets = [{}, {"output": "logit"}, {"smooth": 15}]
+    assert measure_options(study, BCOS, "perturbation", sets) == [result(ALL), None, result(ALL)]
+    assert study.missing == {
+        "perturbation (output=logit) of bcos_vit_ti_38": "The mean logit is negative."
+    }
 
 
 def test_where_no_method_applies_it_says_so(study, measured):

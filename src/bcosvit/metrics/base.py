@@ -99,6 +99,10 @@ class CurveChart:
 Chart = BarChart | CurveChart
 
 
+class NotDefinedError(ValueError):
+    """A metric has no value for what was measured; the message says why, and what to do."""
+
+
 class MetricResult(ABC):
     """What a metric found; subclasses are frozen dataclasses."""
 

@@ -30,6 +30,7 @@ from bcosvit.metrics.base import (
     Item,
     Metric,
     MetricResult,
+    NotDefinedError,
     Prediction,
     register_metric,
 )
@@ -238,7 +239,7 @@ class PixelPerturbation(Metric):
             # Both curves are linear in the images' confidences, but for the one division.
             start = each[:, 0, 0]
             if start.mean() <= 0:
-                raise ValueError(
+                raise NotDefinedError(
                     f"The mean {self.output} of the images is {start.mean():.3g} before anything "
                     f"is removed, so that nothing can be relative to it; set min_confidence=0.5."
                 )

@@ -18,11 +18,10 @@ from bcosvit.paper.figures import (
     mean_scores,
     measure_scores,
     measure_scores_by_options,
-    options_label,
     register_figure,
     score_rows,
 )
-from bcosvit.paper.measure import measure_run
+from bcosvit.paper.measure import measure_run, options_label
 from bcosvit.paper.study import RunSpec, Study
 
 SLOPE = "additivity, slope"

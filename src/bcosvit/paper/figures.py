@@ -16,7 +16,7 @@ from bcosvit.attribution import describe_method, method_title
 from bcosvit.metrics import Bootstrap, Resampled
 from bcosvit.metrics.grid_pointing import CHANCE
 from bcosvit.paper.charts import Chart, grouped_bars, method_markers
-from bcosvit.paper.measure import NORMS, measure_options, measure_run
+from bcosvit.paper.measure import NORMS, measure_options, measure_run, name_of
 from bcosvit.paper.runs import run_record
 from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study
 from bcosvit.registry import Registry
@@ -304,11 +304,6 @@ Scores = dict[str, dict[str, Resampled]]
 _MEAN = "mean of "
 
 
-def options_label(options: Mapping[str, Any]) -> str:
-    """Returns a metric's options as a reader would write them."""
-    return ", ".join(f"{key}={value}" for key, value in options.items()) or "as in the paper"
-
-
 def measure_scores(study: Study, family: str, metric: str) -> Scores:
     """Measures every method on every transformer of a family, and averages over seeds."""
     return measure_scores_by_options(study, family, metric, [{}])[0]
@@ -335,8 +330,7 @@ def measure_scores_by_options(
                     mine.setdefault(method, []).append(score)
                 if not result["scores"]:
                     reason = "too few images are classified correctly"
-                    name = f"{metric} ({options_label(given)})" if given else metric
-                    study.missing[f"{name} of {seeded.label}"] = reason
+                    study.missing[f"{name_of(metric, given)} of {seeded.label}"] = reason
         for mine, all_ in zip(found, scores, strict=True):
             for method, each in mine.items():
                 all_.setdefault(method, {})[spec.short] = Resampled.mean_of(each)

@@ -30,6 +30,7 @@ from bcosvit.metrics import (
     GridPointingGame,
     Metric,
     MetricResult,
+    NotDefinedError,
     Prediction,
     configure,
     evaluate,
@@ -97,7 +98,9 @@ def measure_options(
         if names := tuple(name for name, result in each.items() if result is None):
             lacking.setdefault(names, []).append(number)
     reason = _obstacle(study, metric) if lacking else None
-    for names, numbers in lacking.items():
+    jobs = list(lacking.items())
+    while jobs:
+        names, numbers = jobs.pop(0)
         if reason is None and study.seconds_left() <= 0:
             reason = "no time was left"
         if reason is not None:
@@ -106,11 +109,17 @@ def measure_options(
         times = f" with {len(numbers)} sets of options" if len(numbers) > 1 else ""
         study.log(f"Measuring {metric} of {spec.label}{times}")
         began = time.monotonic()
-        if metric == NORMS:
-            results = [_norms(study, spec)]
-        else:
-            chosen = [_metric(study, metric, options[number]) for number in numbers]
-            results = _evaluate(study, spec, chosen, names if chosen[0].explains else ())
+        try:
+            results = _measure(study, spec, metric, [options[each] for each in numbers], names)
+        except NotDefinedError as error:
+            if len(numbers) > 1:
+                # The other sets of options may well have a value.
+                jobs = [*((names, [number]) for number in numbers), *jobs]
+            else:
+                study.missing[f"{name_of(metric, options[numbers[0]])} of {spec.label}"] = str(
+                    error
+                )
+            continue
         seconds = (time.monotonic() - began) / len(numbers) / len(names)
         for number, result in zip(numbers, results, strict=True):
             for name in names:
@@ -193,6 +202,30 @@ def _metric(study: Study, name: str, options: Mapping[str, Any] = MappingProxyTy
     given: dict[str, Any] = {"grids": study.grids, "images": study.images}
     mine = {name: given[name] for name in given if name in fields}
     return configure(metric, {**mine, **options})
+
+
+def options_label(options: Mapping[str, Any]) -> str:
+    """Returns a metric's options as a reader would write them."""
+    return ", ".join(f"{key}={value}" for key, value in options.items()) or "as in the paper"
+
+
+def name_of(metric: str, options: Mapping[str, Any]) -> str:
+    """Returns what is said to be missing: ``perturbation (output=logit)``."""
+    return f"{metric} ({options_label(options)})" if options else metric
+
+
+def _measure(
+    study: Study,
+    spec: RunSpec,
+    metric: str,
+    options: Sequence[Mapping[str, Any]],
+    methods: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Takes a measurement with each set of options."""
+    if metric == NORMS:
+        return [_norms(study, spec)]
+    chosen = [_metric(study, metric, each) for each in options]
+    return _evaluate(study, spec, chosen, methods if chosen[0].explains else ())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
