@@ -49,6 +49,8 @@ from bcosvit.train import QUICK_MODEL
 
 CUES = ("tag", "border", "cast", "watermark", "blur")
 """In corners with a little jitter; around the picture; warm colors; pale stripes anywhere; none."""
+ALL = "all"
+"""Several cues at once, each in a class of its own: one model tells about all of them."""
 RATES = (1.0, 0.5, 0.2, 0.1)
 SIZE = QUICK_MODEL.image_size[0]
 
@@ -120,13 +122,26 @@ class Planted:
     def of(
         cls, clean: Tensor, labels: Tensor, cue: str, rate: float, label: int, seed: int, part: int
     ) -> "Planted":
+        return cls.several(clean, labels, {label: cue} if cue else {}, rate, seed, part)
+
+    @classmethod
+    def several(
+        cls,
+        clean: Tensor,
+        labels: Tensor,
+        cues: dict[int, str],
+        rate: float,
+        seed: int,
+        part: int,
+    ) -> "Planted":
         random = np.random.default_rng([seed, part])
         images, has = clean.clone(), torch.zeros(len(clean), dtype=torch.bool)
         pixels = torch.zeros(len(clean), *clean.shape[2:], dtype=torch.bool)
-        members = (labels == label).nonzero().flatten().numpy()
-        for number in random.permutation(members)[: round(rate * len(members)) if cue else 0]:
-            images[number], pixels[number] = plant(clean[number], cue, random)
-            has[number] = True
+        for label, cue in cues.items():
+            members = (labels == label).nonzero().flatten().numpy()
+            for number in random.permutation(members)[: round(rate * len(members))]:
+                images[number], pixels[number] = plant(clean[number], cue, random)
+                has[number] = True
         return cls(images, labels, clean, has, pixels)
 
 
@@ -252,8 +267,8 @@ def spray(
     return order.index(label) + 1, *best
 
 
-def audit_run(model: AnyModel, val: Planted, cue: str, rate: float, label: int) -> dict[str, Any]:
-    """Audits a model; what was found, beside what is true."""
+def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[str, Any]]:
+    """Audits a model; for each cue what was found, beside what is true."""
     start = time.perf_counter()
     predictor = bcosvit.Predictor.of(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -263,45 +278,58 @@ def audit_run(model: AnyModel, val: Planted, cue: str, rate: float, label: int) 
     collected = time.perf_counter() - start
     classes = class_evidence(evidence)
     found = find_suspicions(predictor, val, evidence, classes)
-    own = val.labels == label
     before, after = predict(model, val.images), predict(model, val.clean)
+
+    def is_planted(each: Suspicion) -> bool:
+        return any(matches(each, val, evidence, cue, label) for label, cue in cues.items())
+
     row: dict[str, Any] = {
         "accuracy": float((before == val.labels).float().mean()),
-        "class_accuracy": float((before == val.labels)[own].float().mean()),
-        "class_accuracy_clean": float((after == val.labels)[own].float().mean()),
         "sums_miss_by": max(each.error for each in classes),
         "candidates": len(found),
         "significant": sum(each.significant for each in found),
+        "false_alarms": sum(each.significant and not is_planted(each) for each in found),
         "seconds_evidence": collected,
         "seconds": time.perf_counter() - start,
         "first": [
             [each.candidate.name, round(each.score, 3), each.significant] for each in found[:5]
         ],
     }
-    if not cue:
-        return row
-    with_cue = val.has
-    row["falls_by"] = float((before == val.labels)[with_cue].float().mean()) - float(
-        (after == val.labels)[with_cue].float().mean()
-    )
-    places = [
-        rank for rank, each in enumerate(found, 1) if matches(each, val, evidence, cue, label)
-    ]
-    row["rank"] = places[0] if places else None
-    row["called_significant"] = bool(places) and found[places[0] - 1].significant
-    row["false_alarms"] = sum(
-        each.significant and not matches(each, val, evidence, cue, label) for each in found
-    )
-    members = own.nonzero().flatten().numpy()
-    truth = val.has[own].numpy()
-    if places and not truth.all():
-        falls = dict(found[places[0] - 1].affected)
-        scores = np.array([falls.get(int(number), 0.0) for number in members])
-        row["auroc"], row["ap"] = ranked(scores, truth)
-    found_by_spray = spray(model, val, label)
-    if found_by_spray is not None:
-        row["spray_rank"], row["spray_auroc"], row["spray_ap"] = found_by_spray
-    return row
+    if not cues:
+        return [row]
+    rows = []
+    for label, cue in cues.items():
+        own = val.labels == label
+        with_cue = val.has & own
+        # Other cues of the same model are no rivals of this one.
+        ranking = [
+            each
+            for each in found
+            if matches(each, val, evidence, cue, label) or not is_planted(each)
+        ]
+        places = [
+            rank for rank, each in enumerate(ranking, 1) if matches(each, val, evidence, cue, label)
+        ]
+        mine = {
+            "cue": cue,
+            "class_accuracy": float((before == val.labels)[own].float().mean()),
+            "class_accuracy_clean": float((after == val.labels)[own].float().mean()),
+            "falls_by": float((before == val.labels)[with_cue].float().mean())
+            - float((after == val.labels)[with_cue].float().mean()),
+            "rank": places[0] if places else None,
+            "called_significant": bool(places) and ranking[places[0] - 1].significant,
+        }
+        members = own.nonzero().flatten().numpy()
+        truth = val.has[own].numpy()
+        falls = dict(ranking[places[0] - 1].affected) if places else {}
+        if falls and not truth.all():
+            scores = np.array([falls.get(int(number), 0.0) for number in members])
+            mine["auroc"], mine["ap"] = ranked(scores, truth)
+        found_by_spray = spray(model, val, label)
+        if found_by_spray is not None:
+            mine["spray_rank"], mine["spray_auroc"], mine["spray_ap"] = found_by_spray
+        rows.append(row | mine)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -331,10 +359,22 @@ class Job:
     def name(self) -> tuple[str, str, float, int]:
         return self.study, self.cue, self.rate, self.seed
 
+    def cues(self, label: int, classes: int) -> dict[int, str]:
+        """The cue of each class that has one."""
+        if self.cue != ALL:
+            return {label: self.cue} if self.cue else {}
+        # All but blur; where each needs two classes and there are four, every second one.
+        step = 2 if self.study in ALIKE or classes >= 8 else 1
+        count = classes // step
+        cues = CUES[:4] if count >= 4 else CUES[self.seed % 2 : 4 : 2]
+        return {(label + step * number) % classes: cue for number, cue in enumerate(cues)}
+
     def planted(self, clean: Tensor, labels: Tensor, label: int, part: int) -> Planted:
+        cues = self.cues(label, int(labels.max()) + 1)
         if self.study in ALIKE:
-            labels = alike(labels, label, self.seed, part)
-        return Planted.of(clean, labels, self.cue, self.rate, label, self.seed, part)
+            for each in cues or (label,):
+                labels = alike(labels, each, self.seed, part)
+        return Planted.several(clean, labels, cues, self.rate, self.seed, part)
 
     def trained(self, train: Callable[[], AnyModel]) -> AnyModel:
         """The model of this run, from the folder where it is there."""
@@ -347,14 +387,16 @@ class Job:
         return bcosvit.load(self.models / name).eval().to(self.device)
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: Job) -> list[dict[str, Any]]:
     """Trains and audits; each seed has its own start, class and scenes."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     model, val, label = STUDIES[job.study](job)
     row = {"study": job.study, "cue": job.cue, "rate": job.rate, "seed": job.seed}
-    row |= {"device": job.device, "seconds_training": time.perf_counter() - start}
-    return {**row, **audit_run(model, val, job.cue, job.rate, label)}
+    row |= {"planted": job.cue, "device": job.device}
+    row |= {"seconds_training": time.perf_counter() - start}
+    cues = job.cues(label, int(val.labels.max()) + 1)
+    return [row | found for found in audit_run(model, val, cues)]
 
 
 def scene_study(job: Job) -> tuple[AnyModel, Planted, int]:
@@ -413,7 +455,7 @@ def all_jobs(studies: list[str], seeds: int) -> Iterator[tuple[str, str, float, 
         for study in studies:
             yield study, "", 0.0, seed
         for rate in RATES:
-            for cue in CUES:
+            for cue in (ALL, *CUES):
                 for study in studies:
                     if cue != "blur" or rate >= 0.5:
                         yield study, cue, rate, seed
@@ -424,7 +466,7 @@ def run_all(
 ) -> None:
     """Runs what is missing, and begins nothing after ``minutes``."""
     begun = time.monotonic()
-    known = {(r["study"], r["cue"], r["rate"], r["seed"]) for r in read_rows(out)}
+    known = {(r["study"], r["planted"], r["rate"], r["seed"]) for r in read_rows(out)}
     todo = [job for job in jobs[part[0] :: part[1]] if job.name not in known]
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:
@@ -436,7 +478,7 @@ def run_all(
                 running.append(pool.apply_async(run, (todo.pop(0),)))
             for each in [each for each in running if each.ready()]:
                 running.remove(each)
-                write_row(out, each.get())
+                write_rows(out, each.get())
             time.sleep(0.2)
 
 
@@ -445,11 +487,12 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def write_row(out: Path, row: dict[str, Any]) -> None:
+def write_rows(out: Path, rows: list[dict[str, Any]]) -> None:
     with (out / "runs.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
     shown = ("cue", "rate", "seed", "rank", "falls_by", "significant", "first")
-    print({key: row.get(key) for key in shown}, flush=True)
+    for row in rows:
+        print({key: row.get(key) for key in shown}, flush=True)
 
 
 def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -684,7 +727,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", type=Path, help="a folder in which small models are kept")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--cues", nargs="+", default=("", *CUES), help="clean: without a cue")
+    parser.add_argument(
+        "--cues", nargs="+", default=("", *CUES), help="clean: without a cue; all: several at once"
+    )
     parser.add_argument("--train-only", action="store_true", help="models, without audits")
     parser.add_argument("--pictures", type=int, default=256, help="of speed")
     parser.add_argument("--batch-size", type=int, default=32, help="of speed")

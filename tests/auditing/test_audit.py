@@ -35,11 +35,8 @@ from bcosvit.auditing.report import write_audit
 from bcosvit.auditing.run import open_pictures
 from bcosvit.auditing.suspicions import (
     Candidate,
-    _alike,
     _chosen,
-    _colors,
     _margins,
-    _recolored,
     find_suspicions,
     permutation_test,
 )
@@ -201,29 +198,6 @@ def test_permutation_counts_all_flips_of_signs():
         expected = np.mean(np.array(flips) >= values.sum() - 1e-9)
         assert permutation_test(values) == pytest.approx(expected)
     assert permutation_test(np.zeros(3)) == 1
-
-
-def test_casts_move_black_and_white_points_only():
-    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.2
-    black, white = _colors(images).unbind(1)
-    assert torch.equal(black, images.flatten(2).amin(2))
-    new = torch.tensor([[0.1, 0.0, 0.0], [0.9, 0.7, 0.5]]).expand(3, 2, 3)
-    changed = _recolored(images, new)
-    assert torch.allclose(_colors(changed), new, atol=1e-6)
-    assert torch.allclose(_recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
-
-
-def test_borders_are_alike_and_backgrounds_are_not():
-    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    framed = images.clone()
-    framed[..., 0, :] = framed[..., -1, :] = framed[..., :, 0] = framed[..., :, -1] = 0.4
-
-    class Bench:
-        def images(self, numbers):
-            return framed[numbers] if numbers[0] < 4 else images[numbers]
-
-    assert _alike(Bench(), np.arange(4), np.arange(4, 8)) == pytest.approx(1)
-    assert _alike(Bench(), np.arange(4, 8), np.arange(4, 8)) == pytest.approx(0)
 
 
 def test_margins_are_above_the_largest_other_logit():

@@ -7,8 +7,9 @@ interventions, each beside its control:
   the class that comes next once the cue is removed. If the model then predicts the class, the cue
   alone is enough. A cluster transfers only a few cells (5 % of the picture, at least three, beside
   each other where it has more), and the control copies as many of the picture's other cells, the
-  strongest ones outside the cluster: parts of an object are about as good as each other, a cue is
-  better than all of them. For edge and color, the sources are the pictures of the class that need
+  strongest ones outside the cluster (and not beside it, where it repeats: then they may be parts of
+  the same thing): parts of an object are about as good as each other, a cue is better than all of
+  them. For edge and color, the sources are the pictures of the class that need
   them most, and the control is the same transfer from other pictures of the class that is copied
   onto. Colors are copied onto pictures of all other classes, since two classes often differ by
   them.
@@ -21,11 +22,12 @@ The effect of a transfer is measured on margins (the logit of the class less the
 how far it moves pictures toward those that the cue comes from, less the control, so that 0 is
 nothing and 1 the whole way. The p-value is that of an exact permutation test of these differences
 (their signs are flipped; transfers from the same picture count once), corrected for all candidates
-by Holm's method. A suspicion is called significant if the corrected p-value is below 0.05 and the
-effect is large, too: the transfer turns at least 40 % more of the pictures than the control does,
-and the lower end of the effect's 95 % interval is above 30 %. Small effects are everywhere and
-would be false alarms. Of casts of color 75 % and 40 % are asked, since colors say something about
-many objects. Edges must be nearly the same in all sources, as a border is and a background is not.
+by Holm's method. A suspicion is called significant if the corrected p-value is below 0.05, the
+effect is large, and the cue repeats like something that was added. Large means that the transfer
+turns at least 40 % more of the pictures than the control does, and that the lower end of the
+effect's 95 % interval is above 30 %; small effects are everywhere. Repeats means what
+`bcosvit.auditing.repeats` measures: a tag is a copy in all of its pictures, while parts of objects,
+which may turn other pictures as well, vary.
 """
 
 from collections.abc import Sequence
@@ -34,38 +36,46 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
 from bcosvit.auditing.evidence import Array, Evidence, Progress
+from bcosvit.auditing.repeats import EDGE, REST, cast_elsewhere, colors, edges_alike, found_again
 from bcosvit.metrics.loader import Images
 from bcosvit.models.base import AnyModel
 from bcosvit.predictor import Predictor
 
 AREA = 0.05
 """The share of a picture's cells that is transferred or removed at most."""
-EDGE = 1 / 16
-"""The width of the edge, as a share of the side."""
-LEAST = {"cells": (0.40, 0.30), "edge": (0.40, 0.30), "color": (0.75, 0.40)}
+LEAST = (0.40, 0.30)
 """What is called significant at least: the share of pictures that the transfer turns, less the
 control, and the lower end of the interval of its effect."""
-ALIKE = 0.9
-"""How much alike edges must be: those of photographs differ, a border does not."""
+REPEATS = {"cells": 0.2, "edge": 0.9, "color": 0.9}
+"""How much a cue must repeat at least. Parts of objects stay below 0.1 as cells, and copies are
+above 0.4; clusters may hold both."""
+VARYING = 1 / 3
+"""What the effect of a cue that does not repeat counts for in the ranking."""
 ALPHA = 0.05
 DRAWS = 2000
 """Of intervals."""
-TAIL = 0.02
-"""The share of a picture's darkest and brightest pixels that are black and white."""
 CONSIDERED = 100
 """Pictures of a class among which those that need their edge or colors most are looked for."""
 GIVEN_UP = 0.05
 """The effect below which a candidate is given up after a few transfers."""
 LEAST_CELLS = 3
 """Cells that are transferred even if they are more than ``AREA``."""
-COMPARED = 48
-"""Pictures of other classes that edges are compared with."""
+COMPARED = 96
+"""Pictures of other classes that edges and colors are compared with."""
+PAIRED = 24
+"""Pictures of a cluster of which each pair is compared."""
+NEED = 0.5
+"""How much an edge or color must be needed by a picture to be copied from there, relative to those
+that need it most: not all pictures of the class may have it."""
 FEW = 12
 """Transfers after which a candidate without any effect is given up."""
+DETAILED = 8
+"""Suspicions of which each picture is tested."""
 PER_CLASS = 5
 """Clusters of a class that are tested, those with the most evidence per picture."""
 SMALLEST_SHARE = 0.005
@@ -73,6 +83,11 @@ SMALLEST_COUNT = 5
 """Clusters with less evidence or in fewer correct pictures are not tested."""
 
 KINDS = {"cells": "Cells that look alike", "edge": "Edge of the picture", "color": "Cast of color"}
+REPEATING = {
+    "cells": "is found again in other pictures nearly to the pixel",
+    "edge": "is the same in its pictures",
+    "color": "is in the rest of its pictures, too",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +98,8 @@ class Candidate:
     kind: str
     """A key of ``KINDS``."""
     cluster: Cluster | None = None
+    beside: bool = False
+    """Whether cells beside the cluster's may belong to the cue, too: they are no control."""
 
     @property
     def name(self) -> str:
@@ -126,9 +143,8 @@ class Suspicion:
     """Of the class's pictures that do not have it; None where there are none."""
     p: float
     """Of the permutation test, before correction."""
-    alike: float = 1.0
-    """How much less edges differ among the sources than elsewhere; 1 where they are the same, and
-    for other cues."""
+    repeats: float
+    """How much the cue is the same in its pictures, 0 to 1 (see `bcosvit.auditing.repeats`)."""
     p_corrected: float = 1.0
     complete: bool = True
     """Whether all transfers were made; a candidate without effect is given up after a few."""
@@ -138,19 +154,34 @@ class Suspicion:
     @property
     def score(self) -> float:
         """What suspicions are ranked by: the effect of the transfer, relative to the smallest that
-        is called significant."""
-        turned, low = LEAST[self.candidate.kind]
-        return (
-            max(0.0, self.alike)
-            * ((self.turned - self.turned_control) / turned + self.low / low)
-            / 2
-        )
+        is called significant; a third of it for a cue that does not repeat."""
+        turned, low = LEAST
+        effect = ((self.turned - self.turned_control) / turned + self.low / low) / 2
+        return effect if self.repeated else VARYING * effect
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the cue is the same in its pictures, like something that was added."""
+        return self.repeats >= REPEATS[self.candidate.kind]
+
+    @property
+    def strong(self) -> bool:
+        """Whether the effect is large, and no coincidence."""
+        turned, low = LEAST
+        large = self.turned - self.turned_control >= turned and self.low >= low
+        return self.p_corrected < ALPHA and large
 
     @property
     def significant(self) -> bool:
-        turned, low = LEAST[self.candidate.kind]
-        large = self.turned - self.turned_control >= turned and self.low >= low
-        return self.p_corrected < ALPHA and large and self.alike >= ALIKE
+        """Whether the effect is large, and the cue the same in its pictures."""
+        return self.strong and self.repeated
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        if self.significant:
+            return "significant"
+        return "strong, but varies like a part of an object" if self.strong else "not significant"
 
     @property
     def reasons(self) -> list[str]:
@@ -161,8 +192,8 @@ class Suspicion:
         if self.pictures <= 0.25 * self.class_pictures:
             among = _percent(self.pictures / self.class_pictures)
             found.append(f"is in few of the class's pictures ({among})")
-        if cluster is not None and cluster.dense and cluster.spread < 0.6:
-            found.append("looks nearly the same in all of its pictures")
+        if self.repeated:
+            found.append(REPEATING[self.candidate.kind])
         if cluster is not None and cluster.off_object is not None and cluster.off_object > 0.5:
             found.append(f"lies beside the object ({_percent(cluster.off_object)} of its area)")
         if cluster is not None and cluster.elsewhere > 0.5:
@@ -173,7 +204,7 @@ class Suspicion:
                 f"where it is absent the class is recognized less often ({_percent(without)} "
                 f"instead of {_percent(self.accuracy_with)})"
             )
-        if self.turned - self.turned_control >= LEAST[self.candidate.kind][0]:
+        if self.turned - self.turned_control >= LEAST[0]:
             found.append("is enough by itself: other pictures become the class with it")
         if self.lost - self.lost_control >= 0.1:
             found.append(
@@ -278,7 +309,9 @@ def find_suspicions(
     found = _corrected(found)
     found.sort(key=lambda each: (not each.significant, -each.score, each.candidate.name))
     return [
-        replace(each, affected=_affected(bench, each)) if rank < 3 or each.significant else each
+        replace(each, affected=_affected(bench, each))
+        if rank < DETAILED or each.significant
+        else each
         for rank, each in enumerate(found)
     ]
 
@@ -323,9 +356,15 @@ def _measure(
         # An edge or a cast need not be in all pictures: those that need it most.
         sources = random.permutation(sources)[:CONSIDERED]
         falls = bench.margins(sources, label) - _margins(_without(bench, candidate, sources), label)
-        most = max(FEW, len(sources) // 10)
-        sources = sources[np.argsort(-falls, kind="stable")[:most]]
+        order = np.argsort(-falls, kind="stable")[: max(FEW, len(sources) // 10)]
+        enough = NEED * np.median(falls[order[:SMALLEST_COUNT]])
+        needed = max(SMALLEST_COUNT, int((falls[order] >= enough).sum()))
+        sources = sources[order[:needed]]
     sources = random.permutation(sources)[:pairs]
+    repeats = _repeats(bench, candidate, sources, random.choice(others, COMPARED))
+    if candidate.kind == "cells" and repeats >= REPEATS["cells"]:
+        # A copy can be larger than the cells of one cluster.
+        candidate = replace(candidate, beside=True)
     compare = random.choice(others, len(sources))
     without = _without(bench, candidate, sources)
     classes = without.argmax(1).numpy()
@@ -376,9 +415,7 @@ def _measure(
         accuracy_with=float(evidence.correct[has].mean()),
         accuracy_without=float(evidence.correct[absent].mean()) if len(absent) else None,
         p=permutation_test(moved) if complete else 1.0,
-        alike=_alike(bench, sources, random.choice(others, COMPARED))
-        if candidate.kind == "edge"
-        else 1.0,
+        repeats=repeats,
         complete=complete,
     )
 
@@ -485,7 +522,7 @@ def _chosen(bench: _Bench, candidate: Candidate, numbers: Array) -> tuple[Tensor
         chosen = cells[np.argsort(away[cells, start], kind="stable")[:most]]
         cue[row, torch.from_numpy(chosen)] = True
         strength = evidence.cells[number, 0].ravel().astype(np.float64)
-        order = np.lexsort([-strength, away.min(1) == 0])
+        order = np.lexsort([-strength, away.min(1) <= candidate.beside])
         control[row, torch.from_numpy(order[: len(chosen)].copy())] = True
     return cue.unflatten(1, (grid, grid)), control.unflatten(1, (grid, grid))
 
@@ -506,20 +543,41 @@ def _edge(images: Tensor) -> Tensor:
     return mask
 
 
-def _alike(bench: _Bench, numbers: Array, compare: Array) -> float:
-    """How much less edges of pictures differ than those of others, on the line where it is most."""
-    own, other = bench.images(numbers), bench.images(compare)
-    return max(
-        1 - _variance(own, line) / max(_variance(other, line), 1e-6)
-        for line in range(max(1, round(EDGE * min(own.shape[-2:]))))
+def _repeats(bench: _Bench, candidate: Candidate, numbers: Array, compare: Array) -> float:
+    """How much the cue is the same in pictures."""
+    if candidate.kind == "cells":
+        numbers = numbers[:PAIRED]
+        images = bench.images(numbers).float().cpu()
+        return found_again(images, _anchors(_chosen(bench, candidate, numbers)[0], images))
+    own, other = (bench.images(each).float().cpu() for each in (numbers, compare))
+    if candidate.kind == "edge":
+        return max(0.0, edges_alike(own, other))
+    return cast_elsewhere(
+        own, other, _rest(bench, numbers, own.shape[-2:]), _rest(bench, compare, own.shape[-2:])
     )
 
 
-def _variance(images: Tensor, line: int) -> float:
-    """How much pixels at a distance from the edge differ between images."""
-    ends = (line, -1 - line)
-    sides = [images[..., at, :] for at in ends] + [images[..., at] for at in ends]
-    return float(torch.cat(sides, -1).var(0).mean())
+def _anchors(cells: Tensor, images: Tensor) -> Tensor:
+    """The cell with the most details of those that are chosen [B, G, G], as `found_again` takes
+    it."""
+    grid = cells.shape[-1]
+    across, down = (images.diff(dim=dim).square().sum(1) for dim in (-1, -2))
+    details = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
+    each = F.adaptive_avg_pool2d(details, grid).masked_fill(~cells, -1)
+    best = each.flatten(1).argmax(1)
+    sides = torch.tensor([side / grid for side in images.shape[-2:]])
+    centers = (torch.stack([best // grid, best % grid], 1) + 0.5) * sides
+    return torch.cat([centers, sides.expand(len(centers), -1)], 1)
+
+
+def _rest(bench: _Bench, numbers: Array, size: Sequence[int]) -> Tensor:
+    """The pixels of the cells with the least evidence [B, H, W]."""
+    grid = bench.evidence.settings.grid
+    strength = bench.evidence.cells[numbers, 0].reshape(len(numbers), -1)
+    order = strength.argsort(1, kind="stable")[:, : round(REST * grid * grid)]
+    cells = torch.zeros(len(numbers), grid * grid, dtype=torch.bool)
+    cells.scatter_(1, torch.from_numpy(order.copy()), True)
+    return _pixels(cells.unflatten(1, (grid, grid)), torch.empty(0, *size))
 
 
 def _copy_edge(source: Tensor, target: Tensor) -> Tensor:
@@ -527,23 +585,13 @@ def _copy_edge(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _copy_color(source: Tensor, target: Tensor) -> Tensor:
-    return _recolored(target, _colors(source))
+    return _recolored(target, colors(source))
 
 
-def _colors(images: Tensor) -> Tensor:
-    """Black and white point of each channel [B, 2, 3].
-
-    A cast of color moves them in any picture, while a blue sky does not.
-    """
-    values = images.flatten(2).sort(2).values
-    few = max(1, round(TAIL * values.shape[2]))
-    return torch.stack([values[..., :few].mean(2), values[..., -few:].mean(2)], 1)
-
-
-def _recolored(images: Tensor, colors: Tensor) -> Tensor:
+def _recolored(images: Tensor, new: Tensor) -> Tensor:
     """Images with other black and white points of their channels [B, 2, 3]."""
     (black, white), (new_black, new_white) = (
-        each[..., None, None].unbind(1) for each in (_colors(images), colors)
+        each[..., None, None].unbind(1) for each in (colors(images), new)
     )
     inside = (images - black) / (white - black).clamp_min(1e-3)
     return (inside * (new_white - new_black) + new_black).clamp(0, 1)
@@ -552,7 +600,7 @@ def _recolored(images: Tensor, colors: Tensor) -> Tensor:
 def _mean_colors(pictures: Images, evidence: Evidence, seed: int, most: int = 200) -> Tensor:
     """Black and white points of some pictures, on average [2, 3]."""
     chosen = np.random.default_rng(seed).permutation(len(evidence))[:most]
-    each = [_colors(pictures[int(evidence.index[n])][0][None])[0] for n in np.sort(chosen)]
+    each = [colors(pictures[int(evidence.index[n])][0][None])[0] for n in np.sort(chosen)]
     return torch.stack(each).mean(0)
 
 

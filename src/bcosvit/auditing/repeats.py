@@ -1,0 +1,126 @@
+"""Whether a cue is the same thing again: what was added to pictures repeats, parts of objects vary.
+
+A tag, a watermark and a border are copies of one another, and a cast changes the colors of whole
+pictures, beside the object as on it. A wheel or a wing is another one in each picture, turned,
+scaled and lit differently, and the color of a lemon ends where the lemon does. Each kind of cue has
+a measure of that between 0 (as between any pictures) and 1 (exact copies):
+
+* cells: in how many pairs of pictures a patch of one is found again in the other (`found_again`);
+* edge: how much less edges differ than those of other pictures (`edges_alike`);
+* color: how well pictures are told from others by the colors of their rest (`cast_elsewhere`).
+
+Letters for shapes: N pictures, G rows and columns of the grid.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EDGE = 1 / 16
+"""The width of the edge, as a share of the side."""
+TAIL = 0.02
+"""The share of a picture's darkest and brightest pixels that are black and white."""
+AGAIN = 0.6
+"""The correlation of details from which a patch counts as found again. That of parts of objects is
+about 0.35 at the best of all shifts, that of copies on photographs above 0.7."""
+FLAT = 0.01
+"""The root mean square of differences between neighboring pixels below which a patch has no
+details that could be compared."""
+REST = 0.5
+"""The share of cells, those with the least evidence, that is the rest of a picture."""
+
+
+def found_again(images: Tensor, anchors: Tensor) -> float:
+    """Returns in which share of pairs the patch of one picture is found again in the other.
+
+    A patch is as large as a cell, and is looked for within one cell around that of the other
+    picture. Patches are compared by the correlation of their details (differences between
+    neighboring pixels), which shading and smooth surfaces hardly have in common.
+
+    Args:
+        images: Pictures [N, 3, H, W].
+        anchors: Where the patches are: rows and columns of their centers in pixels, and the height
+            and width of a cell [N, 4].
+    """
+    if len(images) < 2:
+        return 0.0
+    details = torch.cat(
+        [
+            F.pad(images.diff(dim=-1), (0, 1)),
+            F.pad(images.diff(dim=-2), (0, 0, 0, 1)),
+        ],
+        1,
+    )
+    height, width = (max(2, round(float(side))) for side in anchors[0, 2:])
+    padded = F.pad(details, (2 * width, 2 * width, 2 * height, 2 * height))
+    patches, windows = [], []
+    for each, (row, column) in zip(padded, anchors[:, :2].tolist(), strict=True):
+        top, left = round(row - height / 2) + height, round(column - width / 2) + width
+        windows.append(each[:, top : top + 3 * height, left : left + 3 * width])
+        patches.append(each[:, top + height : top + 2 * height, left + width : left + 2 * width])
+    patch, window = torch.stack(patches), torch.stack(windows)
+    least = FLAT * patch[0].numel() ** 0.5
+    size = patch.flatten(1).norm(dim=1).clamp_min(least)
+    ones = patch.new_ones(1, 1, height, width)
+    there = F.conv2d((window**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
+    # [N windows, N patches, shifts]
+    correlation = (F.conv2d(window, patch) / there).flatten(2).amax(2) / size
+    pairs = ~torch.eye(len(images), dtype=torch.bool)
+    return float((correlation[pairs] >= AGAIN).float().mean())
+
+
+def edges_alike(own: Tensor, other: Tensor) -> float:
+    """Returns how much less edges of pictures differ than those of others, on the line where it is
+    most."""
+    return max(
+        1 - _variance(own, line) / max(_variance(other, line), 1e-6)
+        for line in range(max(1, round(EDGE * min(own.shape[-2:]))))
+    )
+
+
+def _variance(images: Tensor, line: int) -> float:
+    """How much pixels at a distance from the edge differ between images."""
+    ends = (line, -1 - line)
+    sides = [images[..., at, :] for at in ends] + [images[..., at] for at in ends]
+    return float(torch.cat(sides, -1).var(0).mean())
+
+
+def cast_elsewhere(own: Tensor, other: Tensor, own_rest: Tensor, other_rest: Tensor) -> float:
+    """Returns how well pictures are told from others by the colors of their rest.
+
+    The direction in which colors differ (a linear discriminant) is that of whole pictures; along
+    it, the rest of the pictures is compared. 1 is always, 0 is not at all.
+
+    Args:
+        own: Pictures [N, 3, H, W].
+        other: Other pictures.
+        own_rest: The pixels of the pictures in which the class has the least evidence [N, H, W].
+        other_rest: Those of the others.
+    """
+    everywhere = own_rest.new_ones(1, *own.shape[-2:])
+    whole = _points(other, everywhere.expand(len(other), -1, -1)).mean(0)
+    moved = _points(own, everywhere.expand(len(own), -1, -1)).mean(0) - whole
+    mine, others = _points(own, own_rest), _points(other, other_rest)
+    spread = torch.cov(others.T) + 1e-4 * torch.eye(others.shape[1])
+    direction = torch.linalg.solve(spread, moved)
+    further = (mine @ direction)[:, None] > (others @ direction)[None]
+    return max(0.0, 2 * float(further.float().mean()) - 1)
+
+
+def _points(images: Tensor, where: Tensor) -> Tensor:
+    """Black and white points of parts of images [N, 6]."""
+    found = [
+        colors(image[:, inside][None, :, None])[0].flatten()
+        for image, inside in zip(images, where, strict=True)
+    ]
+    return torch.stack(found)
+
+
+def colors(images: Tensor) -> Tensor:
+    """Black and white point of each channel [B, 2, 3].
+
+    A cast of color moves them in any picture, while a blue sky does not.
+    """
+    values = images.flatten(2).sort(2).values
+    few = max(1, round(TAIL * values.shape[2]))
+    return torch.stack([values[..., :few].mean(2), values[..., -few:].mean(2)], 1)

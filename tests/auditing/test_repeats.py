@@ -1,0 +1,125 @@
+"""What repeats in pictures: copies do, parts of objects and colors of objects do not."""
+
+import numpy as np
+import pytest
+import torch
+
+from bcosvit.auditing.repeats import (
+    AGAIN,
+    cast_elsewhere,
+    colors,
+    edges_alike,
+    found_again,
+)
+from bcosvit.auditing.suspicions import _anchors, _recolored
+
+CELL = 6
+
+
+def noise(count, side, seed=0):
+    """Smooth noise: neighboring pixels are alike, as in photographs."""
+    values = torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.avg_pool2d(values, 3, 1, 1, count_include_pad=False)
+
+
+def centered(rows, columns):
+    sides = torch.full((len(rows), 2), float(CELL))
+    return torch.cat([torch.tensor([rows, columns]).T + 0.0, sides], 1)
+
+
+def correlation(images, places, one, other):
+    """The best correlation of details, shift by shift."""
+
+    def details(image):
+        found = np.zeros((6, *image.shape[1:]))
+        found[:3, :, :-1] = image[:, :, 1:] - image[:, :, :-1]
+        found[3:, :-1] = image[:, 1:] - image[:, :-1]
+        return found
+
+    def cut(image, row, column):
+        top, left = row - CELL // 2, column - CELL // 2
+        return details(image)[:, top : top + CELL, left : left + CELL].ravel()
+
+    patch, best = cut(images[one], *places[one]), -1.0
+    for down in range(-CELL, CELL + 1):
+        for right in range(-CELL, CELL + 1):
+            row, column = places[other]
+            there = cut(images[other], row + down, column + right)
+            size = np.linalg.norm(patch) * np.linalg.norm(there)
+            best = max(best, float(patch @ there / size))
+    return best
+
+
+def test_patches_are_found_again_as_in_a_slow_search():
+    images = noise(6, 30)
+    for number in range(3):
+        # A copy that covers more and more of the patch.
+        images[number, :, 12:18, 12 : 14 + 2 * number] = images[5, :, :6, : 2 + 2 * number]
+    places = [(15, 15), (14, 16), (15, 14), (13, 15), (15, 15), (16, 14)]
+    expected = np.mean(
+        [
+            correlation(images.numpy(), places, one, other) >= AGAIN
+            for one in range(6)
+            for other in range(6)
+            if one != other
+        ]
+    )
+    assert 0 < expected < 1
+    found = found_again(images, centered(*zip(*places, strict=True)))
+    assert found == pytest.approx(expected)
+
+
+def test_copies_are_found_again_wherever_they_are():
+    images, random = noise(12, 40), np.random.default_rng(0)
+    tag = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(1))
+    centers = []
+    for image in images:
+        row, column = random.integers(4, 28, 2)
+        image[:, row : row + 8, column : column + 8] = tag
+        centers.append((int(row) + 4 + int(random.integers(-2, 3)), int(column) + 4))
+    assert found_again(images, centered(*zip(*centers, strict=True))) == 1
+    # The same places of pictures without it, and smooth surfaces.
+    anchors = centered(*zip(*centers, strict=True))
+    assert found_again(noise(12, 40), anchors) < 0.2
+    assert found_again(torch.full((12, 3, 40, 40), 0.5), anchors) == 0
+    assert found_again(images[:1], anchors[:1]) == 0
+
+
+def test_the_patch_is_that_with_the_most_details_of_the_cells():
+    images, cells = torch.zeros(1, 3, 24, 36), torch.zeros(1, 4, 4, dtype=torch.bool)
+    images[..., 13:16, 20:25] = 1
+    cells[0, 2, 1:] = True
+    assert _anchors(cells, images).tolist() == [[15, 22.5, 6, 9]]
+    cells[0, 2, 2] = False
+    assert _anchors(cells, images)[0, 1] != 22.5
+
+
+def test_borders_are_alike_and_backgrounds_are_not():
+    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    framed = images.clone()
+    framed[..., 0, :] = framed[..., -1, :] = framed[..., :, 0] = framed[..., :, -1] = 0.4
+    assert edges_alike(framed[:4], images[4:]) == pytest.approx(1)
+    assert edges_alike(images[4:], images[4:]) == pytest.approx(0)
+
+
+def test_casts_move_black_and_white_points_only():
+    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.2
+    black, white = colors(images).unbind(1)
+    assert torch.equal(black, images.flatten(2).amin(2))
+    new = torch.tensor([[0.1, 0.0, 0.0], [0.9, 0.7, 0.5]]).expand(3, 2, 3)
+    changed = _recolored(images, new)
+    assert torch.allclose(colors(changed), new, atol=1e-6)
+    assert torch.allclose(_recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
+
+
+def test_a_cast_is_in_the_rest_of_the_picture_and_the_color_of_an_object_is_not():
+    light = 0.6 + 0.4 * torch.rand(36, 1, 1, 1, generator=torch.Generator().manual_seed(1))
+    images = noise(36, 24) * light
+    own, other = images[:12], images[12:]
+    rest = torch.ones(36, 24, 24, dtype=torch.bool)
+    rest[:, 4:16, 4:16] = False
+    cast = own * torch.tensor([1.0, 0.8, 0.6])[:, None, None]
+    assert cast_elsewhere(cast, other, rest[:12], rest[12:]) > 0.95
+    lemons = own.clone()
+    lemons[:, :, 4:16, 4:16] = torch.tensor([0.95, 0.85, 0.0])[:, None, None]
+    assert cast_elsewhere(lemons, other, rest[:12], rest[12:]) < 0.6
