@@ -37,6 +37,16 @@ def test_brace_pattern_and_splits_by_shard_name(tmp_path: Path) -> None:
         open_source(f"{tmp_path}/train-{{000..003}}.tar")
 
 
+@pytest.mark.parametrize(
+    "pattern", ["{0..999999999}.tar", "{0..9}" * 9 + ".tar", "{a,b}" * 30 + ".tar"]
+)
+def test_a_pattern_that_stands_for_too_many_shards(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(SourceError, match="are allowed"):
+        open_source(f"{tmp_path}/{pattern}")
+    with pytest.raises(SourceError, match="3 of 3 shards are missing"):
+        open_source(f"{tmp_path}/{{a,{{b,c}}}}.tar")
+
+
 def test_shards_in_train_and_val_folders_have_keys_of_their_own(tmp_path: Path) -> None:
     for part, count in (("train", 1), ("val", 3)):
         tar(tmp_path / part / "0.tar", class_folders("", {"a": count, "b": count}))

@@ -44,6 +44,8 @@ from bcosvit.messages import require
 __all__ = ["ShardReader", "is_shards", "open_shards"]
 
 _REMOTE = re.compile(r"(pipe:|\w+://)")
+_SHARDS = 100_000
+"""How many shards a pattern may stand for."""
 _SPLIT_NAME = re.compile(rf"({'|'.join(TRAIN_NAMES + VAL_NAMES)})(?=[-_.\d]|$)", re.IGNORECASE)
 
 
@@ -153,6 +155,7 @@ def _local_shards(data: str, cache: Path | None) -> list[Path]:
     addresses: list[str] = [data]
     # A command may have braces of its own, and an existing file is never a pattern.
     if not data.startswith("pipe:") and not Path(data).exists():
+        _check_pattern(data)
         try:
             addresses = _webdataset("shardlists").expand_urls(data)
         except (AssertionError, ValueError) as error:
@@ -168,6 +171,20 @@ def _local_shards(data: str, cache: Path | None) -> list[Path]:
             "check the path or the pattern."
         )
     return paths
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuses what stands for more addresses than there is memory, before it is expanded."""
+    count = 1
+    for part in re.findall(r"\{([^{}]*)\}", pattern):
+        numbers = re.fullmatch(r"(-?\d{1,99})\.\.(-?\d{1,99})(?:\.\..*)?", part)
+        span = int(numbers[2]) - int(numbers[1]) if numbers else part.count(",")
+        count *= abs(span) + 1
+    if count > _SHARDS:
+        raise SourceError(
+            f"The pattern {pattern} stands for {count:,} shards, {_SHARDS:,} are allowed: write "
+            "a-{000..012}.tar."
+        )
 
 
 def _fetch(address: str, cache: Path | None) -> Path:
