@@ -139,10 +139,11 @@ class Called(nn.Module):
         (torch.sigmoid, "sigmoid at 'act'"),
         (lambda x: x + torch.sin(x), "sin at 'act'"),
         (lambda x: x * x, "mul at 'act'"),
+        (lambda x: x**3, "__pow__ at 'act'"),
         (lambda x: F.pad(x, (1, 1, 1, 1), value=2.0), "pad at 'act'"),
         (lambda x: x.clamp(1, 2), "clamp at 'act'"),
     ],
-    ids=["sigmoid", "sin", "square", "pad", "clamp"],
+    ids=["sigmoid", "sin", "square", "power", "pad", "clamp"],
 )
 def test_refused_by_name_and_place(function, named: str) -> None:
     with pytest.raises(ValueError, match=named):
@@ -168,6 +169,7 @@ def attention_by_hand(x: Tensor) -> Tensor:
         lambda x: attention_by_hand(x),
         lambda x: torch.addcmul(x, x.sigmoid(), x, value=0.5),
         lambda x: x.flatten(2).reshape(x.shape) + x.flatten(1).view_as(x),
+        lambda x: torch.einsum("bchw,dc->bdhw", x, torch.eye(4, dtype=x.dtype)),
         F.hardtanh,
         F.elu,
         F.mish,

@@ -280,8 +280,8 @@ class Recorder(TorchFunctionMode):
             call = resolve_name(func) or ""
         except Exception:
             call = ""
-        signature = inspect.signature(func) if inspect.isfunction(func) else None
-        if signature and "kwargs" not in signature.parameters and ".functional." in call:
+        signature = _signature(func)
+        if signature and ".functional." in call:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             given = dict(bound.arguments)
@@ -298,6 +298,19 @@ class Recorder(TorchFunctionMode):
         if call not in torch_functions():
             self.refuse(f"calls {call if last else func!r}, which is not a function of torch,")
         return call, args, kwargs
+
+
+def _signature(func: Any) -> inspect.Signature | None:
+    """The signature of a function in Python, if all its arguments can be given by name."""
+    if not inspect.isfunction(func):
+        return None
+    try:
+        signature = inspect.signature(func)
+    except ValueError:  # It wraps one that is not in Python.
+        return None
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return None if kinds & several else signature
 
 
 def _named(entry: tuple[str, str]) -> tuple[str, tuple[str]]:
