@@ -35,6 +35,7 @@ from bcosvit.models.base import create_model
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, save_state
 from bcosvit.nn import CUDAGraphRunner
 from bcosvit.paper.faithfulness import Options
+from bcosvit.paper.figures import Perturbation
 from bcosvit.paper.measure import measure_options
 from bcosvit.paper.runs import DONE, FINAL, run_config, run_folder, run_recipe, run_record
 from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study, StudyOptions
@@ -107,7 +108,8 @@ def measure(study: Study, specs: Sequence[RunSpec], metrics: Sequence[str], **ho
     claims = study.out / "claims"
     claims.mkdir(parents=True, exist_ok=True)
     for metric in metrics:
-        sets = Options.sets.get(metric, [{}]) if how["all_options"] else [{}]
+        figure = {Perturbation.name: list(Perturbation.options.values())}
+        sets = (Options.sets if how["all_options"] else figure).get(metric, [{}])
         for spec in specs:
             if run_record(study, spec) is None:
                 print(f"{spec.label} is not trained yet", flush=True)
