@@ -60,6 +60,8 @@ class AttnLRP:
 
     def __call__(self, model: Any, images: Tensor, target: Any = None) -> Attribution:
         transformer = as_transformer(unwrapped(model), "AttnLRP")
+        if transformer.config.family != "conventional":
+            raise ValueError("AttnLRP has no rule for B-cos layers; give a conventional model.")
         patched = view(transformer).eval()
         for module in patched.modules():
             # zennit puts parameters back, which those of a view without gradients are not.
