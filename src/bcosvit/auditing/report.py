@@ -20,6 +20,7 @@ from bcosvit.attribution.color import SMOOTH, color_image
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
 from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
 from bcosvit.auditing.mistakes import Mistake, MistakeGroup, grouped
+from bcosvit.auditing.repeats import EDGE
 from bcosvit.auditing.suspicions import KINDS, Suspicion
 from bcosvit.files import atomic, read_regular
 from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
@@ -350,10 +351,14 @@ class _Gallery:
         self.shown.append(shown)
         return shown
 
-    def whole(self, number: int, cells: Array | None = None) -> Shown:
-        """A picture; the cells are framed."""
+    def whole(self, number: int, cells: Array | None = None, *, edge: bool = False) -> Shown:
+        """A picture; the cells are framed, or the edge is."""
         photo = Image.fromarray(self.photo(number)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
         grid = self.evidence.settings.grid
+        if edge:
+            wide = round(EDGE * SIDE)
+            inner = (wide, wide, SIDE - 1 - wide, SIDE - 1 - wide)
+            ImageDraw.Draw(photo).rectangle(inner, outline=(255, 45, 45), width=2)
         if cells is not None:
             draw, chosen = ImageDraw.Draw(photo), np.zeros((grid + 2, grid + 2), np.bool_)
             chosen[1:-1, 1:-1].flat[cells] = True
@@ -476,18 +481,11 @@ def _suspicion(audit: Audit, gallery: _Gallery, found: Suspicion) -> dict[str, A
         numbers = _best(evidence, cluster)
     else:
         numbers = np.flatnonzero(evidence.label == found.candidate.label)[:EXAMPLES].tolist()
-    grid = evidence.settings.grid
-    edge = np.ones((grid, grid), np.bool_)
-    edge[1:-1, 1:-1] = False
     examples = []
     for number in numbers:
-        cells = None
-        if cluster is not None:
-            cells = cluster.cells_of(evidence, number)
-        elif found.candidate.kind == "edge":
-            cells = np.flatnonzero(edge)
-        shown = [gallery.whole(number, cells)]
-        if cluster is not None and cells is not None:
+        cells = None if cluster is None else cluster.cells_of(evidence, number)
+        shown = [gallery.whole(number, cells, edge=found.candidate.kind == "edge")]
+        if cells is not None:
             shown += gallery.cutouts(number, cells, found.candidate.label)
         examples.append({"number": number, "shown": shown})
     return {"found": found, "examples": examples}
