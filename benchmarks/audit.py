@@ -8,6 +8,7 @@ python benchmarks/audit.py scenes shapes alike --out results --processes 4 --dev
 python benchmarks/audit.py photos photos-alike --data imagenette --out results --device cuda
 python benchmarks/audit.py small-photos --data imagenette --out results --cues clean
 python benchmarks/audit.py small-photos --data imagenette --out results --rates 1 --seeds 2
+python benchmarks/audit.py scenes alike --out results --cues all --seeds 1
 python benchmarks/audit.py table --out results
 python benchmarks/audit.py speed --out results --pictures 50000 --device cuda
 
@@ -227,9 +228,7 @@ def ranked(scores: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     return float(roc_auc_score(truth, scores)), float(average_precision_score(truth, scores))
 
 
-def spray(
-    model: AnyModel, val: Planted, label: int, grid: int = 12
-) -> tuple[int, float, float] | None:
+def spray(model: AnyModel, val: Planted, label: int, grid: int = 12) -> tuple[int, float, float]:
     """SpRAy: spectral clustering of whole input × gradient maps, classes ranked by eigengap.
 
     Returns the planted class's rank (1 is the first), and AUROC and average precision of its
@@ -288,6 +287,7 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         "sums_miss_by": max(each.error for each in classes),
         "candidates": len(found),
         "significant": sum(each.significant for each in found),
+        "strong": sum(each.strong and not each.significant for each in found),
         "false_alarms": sum(each.significant and not is_planted(each) for each in found),
         "seconds_evidence": collected,
         "seconds": time.perf_counter() - start,
@@ -325,9 +325,9 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         if falls and not truth.all():
             scores = np.array([falls.get(int(number), 0.0) for number in members])
             mine["auroc"], mine["ap"] = ranked(scores, truth)
-        found_by_spray = spray(model, val, label)
-        if found_by_spray is not None:
-            mine["spray_rank"], mine["spray_auroc"], mine["spray_ap"] = found_by_spray
+        mine["spray_rank"], auroc, precision = spray(model, val, label)
+        if not truth.all():
+            mine["spray_auroc"], mine["spray_ap"] = auroc, precision
         rows.append(row | mine)
     return rows
 
@@ -613,13 +613,13 @@ def table(out: Path) -> None:
         )
         print(
             f"clean runs: {len(clean)}, significant suspicions: "
-            f"{sum(row['significant'] for row in clean)}"
+            f"{sum(row['significant'] for row in clean)}, strong ones that vary: "
+            f"{sum(row['strong'] for row in clean)}"
         )
         planted = [row for row in mine if row["cue"]]
-        print(
-            f"false alarms beside a planted cue: {sum(r['false_alarms'] for r in planted)} "
-            f"in {len(planted)} runs"
-        )
+        # Cues of the same model share its false alarms.
+        models = {(r["planted"], r["rate"], r["seed"]): r["false_alarms"] for r in planted}
+        print(f"false alarms beside planted cues: {sum(models.values())} with {len(models)} models")
         print(
             "| cue | share | runs | accuracy falls by | used | first, of used | first 3, of used "
             "| significant, of used | AUROC | AP | SpRAy: class first | SpRAy AUROC | SpRAy AP |"
