@@ -7,9 +7,12 @@ alternating rounds, so that other load on the machine slows all of them; the res
 medians. ``--cpu-time`` counts the time of the process alone, which other processes hardly change;
 with one thread it is the time on an idle core. "Products alone" are the matrix products and
 convolutions of the same shapes, called one after the other, which is the limit that oneDNN sets.
+Whatever of ours is timed is compared with the reference ops first; a difference of more than a
+thousandth ends the run.
 """
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -42,6 +45,23 @@ def race(rounds: int, runners: Runners) -> dict[str, float]:
             if turn:
                 times[name].append(CLOCK[0]() - start)
     return {name: median(each) for name, each in times.items()}
+
+
+def reference(model: nn.Module) -> nn.Module:
+    """A copy of a model that computes by the plain equations."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if hasattr(module, "backend"):
+            module.backend = "reference"
+    return plain
+
+
+def check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Ends the run where what is timed is wrong."""
+    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    print(f"{name}: differs from the reference by {error:.1e} of the largest value")
+    if not error < 1e-3:
+        raise SystemExit(f"{name} is wrong, so its time says nothing.")
 
 
 class Products(TorchDispatchMode):
@@ -87,15 +107,30 @@ def transformer(rounds: int, batch: int) -> dict[str, float]:
         assert isinstance(model, VisionTransformer)
         ready = prepared_view(model)
         name = f"MaxOut {maxout}"
+        with torch.no_grad():
+            plain = reference(model).from_features(features)
+            check(f"ViT-Ti {name}", ready.from_features(features), plain)
         runners[name] = torch.no_grad()(lambda ready=ready: ready.from_features(features))
         runners[f"{name}, products alone"] = Products.of(runners[name])
     return race(rounds, runners)
+
+
+def check_explanations(name: str, model: Any, images: torch.Tensor) -> None:
+    """Checks the logits and W(x) of two pictures, of one class and of two at once."""
+    images, plain, classes = images[:2], reference(model), torch.tensor([[3, 7], [3, 7]])
+    with torch.no_grad():
+        check(f"{name}, logits", model(images), plain(images))
+    one, several = explain(model, images, 3), explain(model, images, classes)
+    expected = explain(plain, images, classes)
+    check(f"{name}, W(x) of one class", one.weights, expected.weights[:, 0])
+    check(f"{name}, W(x) of several classes", several.weights, expected.weights)
 
 
 def whole(rounds: int, batch: int) -> dict[str, float]:
     """Measures bcos_vit_ti_38: predicting, and explaining one class and ten classes."""
     model = prepared_view(create_model("bcos_vit_ti_38", num_classes=10, maxout=1))
     images = torch.rand(batch, 3, 224, 224)
+    check_explanations("ViT-Ti-38", model, images)
     return race(
         rounds,
         {
@@ -118,6 +153,8 @@ def separable(rounds: int, batch: int) -> dict[str, float]:
         ):
             window = {"padding": kernel // 2, "groups": groups}
             ours = prepared_view(BcosConv2d(inputs, width, kernel, **window))
+            with torch.no_grad():
+                check(f"{name}, {inputs} × {size}²", ours(images), reference(ours)(images))
             theirs = nn.Conv2d(inputs, width, kernel, **window, bias=False)
             both.setdefault(f"{name} B-cos", []).append((ours, images))
             both.setdefault(f"{name} torch", []).append((theirs, images))
@@ -136,6 +173,7 @@ def densenet(rounds: int, batch: int) -> dict[str, float]:
     model = prepared_view(model)
     images = torch.rand(batch, 3, 224, 224)
     encoded = torch.cat([images, 1 - images], 1)
+    check_explanations("DenseNet-121 v2", model, images)
 
     def theirs() -> None:
         for picture in encoded:

@@ -356,7 +356,7 @@ def test_a_sample_that_overflows_float16_leaves_the_others_their_digits():
     x = torch.ones(2, 1, 1, 1, dtype=torch.float16, requires_grad=True)
     logits, probe = (x * small * small).flatten(1), torch.ones(2, requires_grad=True)
     for seed in (torch.ones_like(logits), torch.ones(2, 2, 1, dtype=torch.float16)):
-        rows, _ = _adjoint(logits, seed, x, probe)
+        rows, _ = _adjoint(logits, seed, x, probe, is_last=False)
         rows = rows[..., 0, 0, 0]
         expected = torch.tensor([9e-8, 1e4]).expand_as(rows)
         torch.testing.assert_close(rows, expected, rtol=1e-2, atol=0)

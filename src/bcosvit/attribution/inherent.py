@@ -87,12 +87,15 @@ def attribute(
         if classes.ndim == 2:
             # Classes lead, so that each pass differentiates a few of them at once.
             chunks = seeds.transpose(0, 1).split(max(1, rows_at_once // len(images)))
-            parts = [_adjoint(logits, chunk, encoded, probe) for chunk in chunks]
+            parts = [
+                _adjoint(logits, chunk, encoded, probe, is_last=number == len(chunks))
+                for number, chunk in enumerate(chunks, start=1)
+            ]
             weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
             residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
             pixels = encoded.detach().unsqueeze(1)
         else:
-            weights, residual = _adjoint(logits, seeds, encoded, probe)
+            weights, residual = _adjoint(logits, seeds, encoded, probe, is_last=True)
             pixels = encoded.detach()
     found = Attribution(
         map=(weights * pixels).sum(-3),
@@ -120,16 +123,23 @@ def new_probe(images: Tensor) -> Tensor:
     return torch.ones(len(images), dtype=dtype, device=images.device, requires_grad=True)
 
 
-def _adjoint(logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K]."""
+def _adjoint(
+    logits: Tensor, seed: Tensor, encoded: Tensor, probe: Tensor, *, is_last: bool
+) -> tuple[Tensor, Tensor]:
+    """Rows of W(x) and residuals for ``seed`` [B, K], or for several at once [k, B, K].
+
+    The last pass frees what it has read, which later layers use again: memory that is new to a
+    process has to be cleared by the system first.
+    """
     if len(seed) == 1 and seed.ndim == 3:
         # One class needs no batching, which a compiled graph does not know.
-        weights, residual = _adjoint(logits, seed[0], encoded, probe)
+        weights, residual = _adjoint(logits, seed[0], encoded, probe, is_last=is_last)
         return weights.unsqueeze(0), residual.unsqueeze(0)
 
     def rows(seed: Tensor) -> tuple[Tensor, ...]:
         inputs = (encoded, probe)
-        found = torch.autograd.grad(logits, inputs, seed, retain_graph=True, allow_unused=True)
+        again = not is_last or _in_float16(encoded)
+        found = torch.autograd.grad(logits, inputs, seed, retain_graph=again, allow_unused=True)
         # A model without constants never touches the probe.
         return tuple(grad for grad in found if grad is not None)
 

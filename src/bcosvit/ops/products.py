@@ -488,12 +488,20 @@ def adjoint_by_phases(
     # [c, d, taps, taps, vertical phase, horizontal phase] as [d · phases, c, taps, taps].
     c, d, *window = taps.shape[:4]
     phases = taps.permute(1, 4, 5, 0, 2, 3).reshape(d * stride**2, c, *window)
+    # The same zeros on both sides, which a convolution adds by itself; what they add is cut off.
     # Outputs that the last pixels would read lie beyond the end.
-    (top, bottom), (left, right) = sides
-    bottom, right = bottom + cells[0] - grad.shape[2], right + cells[1] - grad.shape[3]
-    padded = F.pad(grad, (left, right, top, bottom))
-    whole = F.pixel_shuffle(F.conv2d(padded, phases), stride)
-    return whole[:, :, : size[0], : size[1]].contiguous(memory_format=torch.channels_last)
+    ends = [
+        (before, after + cell - length)
+        for (before, after), cell, length in zip(sides, cells, grad.shape[2:], strict=True)
+    ]
+    zeros = [max(0, *both) for both in ends]
+    whole = F.pixel_shuffle(F.conv2d(grad, phases, padding=zeros), stride)
+    (top, left), (height, width) = (
+        [stride * (zero - before) for zero, (before, _) in zip(zeros, ends, strict=True)],
+        size,
+    )
+    inside = whole[:, :, top : top + height, left : left + width]
+    return inside.contiguous(memory_format=torch.channels_last)
 
 
 def _spread(value: Any, dims: int) -> list[int]:
