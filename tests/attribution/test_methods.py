@@ -13,6 +13,7 @@ from bcosvit.attribution import (
     METHODS,
     Attribution,
     Explainer,
+    Top,
     base,
     describe_method,
     explain_all,
@@ -400,3 +401,16 @@ def test_methods_describe_themselves_and_others_are_as_by_default():
         assert describe_method(name) is METHODS.get(name)
     assert describe_method("somebody's function") is Explainer
     assert method_title("somebody's function") == "somebody's function"
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_maps_are_negative_somewhere_if_they_are_said_to_be_signed(family, method, five):
+    maps = explain(make(family), five, "all", method).map
+    assert describe_method(method).signed == bool((maps < 0).any())
+
+
+def test_the_top_is_one_class_unless_said_otherwise(five):
+    model = make()
+    found = explain(model, five, Top())
+    assert torch.equal(found.target[:, 0], model(five).argmax(1))
+    assert found.target.shape == (5, 1)

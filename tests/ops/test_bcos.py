@@ -262,3 +262,13 @@ def test_layers_have_one_unit_per_output_and_plain_numbers():
     # Numbers go into kernels, exported programs and files, which know neither arrays nor texts.
     options = BcosLinear(6, 4, b=np.float32(2), scale=np.float32(0.5)).options
     assert [type(options[name]) for name in ("b", "scale")] == [float, float]
+
+
+def test_what_is_left_out_has_its_usual_value():
+    torch.manual_seed(0)
+    usual = {"b": 2.0, "maxout": 1, "scale": 1.0, "eps": 1e-6, "frozen": False, "backend": "auto"}
+    window = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    x, weight = torch.randn(2, 4, 7, 7), torch.randn(6, 4, 3, 3)
+    assert torch.equal(bcos_conv2d(x, weight), bcos_conv2d(x, weight, **window, **usual))
+    x, weight = torch.randn(5, 4), torch.randn(6, 4)
+    assert torch.equal(bcos_linear(x, weight), bcos_linear(x, weight, **usual))

@@ -350,3 +350,18 @@ def test_what_is_recorded_is_plain_torch(onednn):
     assert torch.nn.functional.linear in seen and onednn == []
     products.linear(x, weight, frozen=False)
     assert len(onednn) == 1
+
+
+@pytest.mark.parametrize("window", ["plain", "stride and padding", "depthwise", "1d", "3d"])
+def test_traced_convolutions_have_the_shapes_of_real_ones(window):
+    x_shape, weight_shape, (stride, padding, dilation, groups) = WINDOWS[window]
+    axes = len(x_shape) - 2
+    window = [[number] * axes for number in (stride, padding, dilation)]
+    x, weight = torch.rand(x_shape), torch.rand(weight_shape)
+    grad = torch.rand_like(products._convolve(x, weight, *window, groups))
+    tests = ("test_schema", "test_faketensor")
+    for op, *arguments in (
+        (products._convolve, x, weight, *window, groups),
+        (products._adjoint, grad, weight, *window, groups, list(x_shape[2:])),
+    ):
+        torch.library.opcheck(op, tuple(arguments), test_utils=tests)
