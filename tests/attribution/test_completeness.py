@@ -12,7 +12,7 @@ from bcosvit.attribution.base import TOLERANCES, check_completeness
 from bcosvit.attribution.inherent import CompiledInherent, Inherent
 from bcosvit.attribution.layers import input_contributions, token_contributions
 from bcosvit.nn import BcosLinear, prepared_view
-from bcosvit.nn.views import DynamicModule
+from bcosvit.nn.views import DynamicModule, unverified
 from bcosvit.ops.dispatch import unit_rows
 from bcosvit.predictor import Predictor
 from tests.conftest import randomize, small_config
@@ -240,3 +240,15 @@ def test_a_proof_is_as_strict_as_the_dtype_allows():
     frozen_view(Slightly())(x)
     with pytest.raises(ValueError, match="Slightly computes something"):
         frozen_view(Slightly().double())(x.double())
+
+
+class OwnLinear(nn.Linear):
+    """Of another module than torch's, although its ``forward`` is torch's."""
+
+
+def test_modules_that_nobody_vouches_for_are_named():
+    changed = nn.Linear(2, 2)
+    changed.forward = lambda x: x**3
+    assert unverified(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) is None
+    assert unverified(nn.Sequential(nn.Linear(2, 2), OwnLinear(2, 2))) == "OwnLinear"
+    assert unverified(nn.Sequential(nn.ReLU(), changed)) == "Linear"
