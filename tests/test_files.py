@@ -5,7 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
@@ -71,6 +75,34 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
         temporary.write_text("second")
     assert [path.name for path in tmp_path.iterdir()] == [again]
     assert (tmp_path / again).read_text() == "second"
+
+
+def test_a_new_file_is_not_taken_for_one_that_was_left(
+    tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    make, taken = tempfile.mkstemp, []
+
+    def made(**options: Any) -> tuple[int, str]:
+        handle, name = make(**options)
+        if not taken:
+            # Another process clears the folder: it holds the file, and removes it a little later.
+            taken.append(os.open(name, os.O_RDWR))
+            fcntl.flock(taken[0], fcntl.LOCK_EX)
+
+            def clear() -> None:
+                Path(name).unlink()
+                os.close(taken[0])
+
+            threading.Timer(0.2, clear).start()
+        return handle, name
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", made)
+    with atomic(tmp_path / "a.txt") as temporary:
+        temporary.write_text("complete")
+        time.sleep(0.4)
+    assert (tmp_path / "a.txt").read_text() == "complete"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path, fresh: None) -> None:

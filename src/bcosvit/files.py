@@ -259,8 +259,9 @@ def _locked_file(path: Path) -> tuple[int, Path]:
     while True:
         prefix, suffix = f".{path.name}.", f"{PART}{path.suffix}"
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
-        _lock(handle)
-        # Before it was locked, another process may have taken it for one that was left behind.
+        # Before it is locked, another process may take it for one that was left behind, and hold it
+        # until it is removed.
+        _lock(handle, wait=True)
         if os.path.exists(name):
             return handle, Path(name)
         os.close(handle)
@@ -284,12 +285,13 @@ def _clear(folder: Path) -> None:
             os.close(handle)
 
 
-def _lock(handle: int) -> bool:
-    """Locks an open file until it is closed; False where another process has done so."""
+def _lock(handle: int, *, wait: bool = False) -> bool:
+    """Locks an open file until it is closed; False where another process has done so, unless that
+    is to be waited for."""
     if fcntl is None:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         # Some network file systems know no locks, so nothing there is taken for left behind.
         return False
