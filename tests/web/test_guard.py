@@ -238,6 +238,11 @@ def closed_within(connection: socket.socket, seconds: float) -> bytes:
             b"HTTP/1.1 408",
         ),
         (
+            b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+            b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n",
+            b"HTTP/1.1 408",
+        ),
+        (
             b"POST /gradio_api/call/predict HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Length: 1000\r\n\r\n{",
             b"HTTP/1.1 408",
@@ -248,7 +253,14 @@ def closed_within(connection: socket.socket, seconds: float) -> bytes:
             b"HTTP/1.1 413",
         ),
     ],
-    ids=["nothing", "half of a header", "half of a file", "half of a body", "too much"],
+    ids=[
+        "nothing",
+        "half of a header",
+        "half of a file",
+        "half of a form",
+        "half of a body",
+        "too much",
+    ],
 )
 def test_requests_that_never_end(server, sent, expected):
     with socket.create_connection(server.place) as connection:

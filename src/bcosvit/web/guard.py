@@ -129,7 +129,8 @@ class Guard:
             if request.refusal is not None:
                 await request.refuse(request.refusal)
         except Refusal as refusal:
-            await request.refuse(refusal)
+            # What was wrong first, not what somebody made of it.
+            await request.refuse(request.refusal or refusal)
         except Exception as error:
             if request.refusal is not None:
                 await request.refuse(request.refusal)
