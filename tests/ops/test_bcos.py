@@ -272,3 +272,11 @@ def test_what_is_left_out_has_its_usual_value():
     assert torch.equal(bcos_conv2d(x, weight), bcos_conv2d(x, weight, **window, **usual))
     x, weight = torch.randn(5, 4), torch.randn(6, 4)
     assert torch.equal(bcos_linear(x, weight), bcos_linear(x, weight, **usual))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_the_layout_changes_nothing(kernel):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 4, 7, 7), torch.randn(6, 4, kernel, kernel)
+    last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(bcos_conv2d(last, weight), bcos_conv2d(x, weight))
