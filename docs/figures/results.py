@@ -7,6 +7,7 @@ cells; accuracies without one get that of a share of the validation photographs.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,14 +31,20 @@ def main() -> None:
     flavors = [f"{flavor}, {output}" for flavor in ("v1", "v2") for output in OUTPUTS]
     axis = "area ÷ that of inherent explanations"
     draw("flavors", "The paper's flavor of the backbone", flavors, axis)
+    outputs = [f"area, {output}" for output in OUTPUTS]
+    methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "Rollout")
+    draw("default-perturbation", "The default model", outputs, "area", methods)
     draw("maxout", "MaxOut and attention", variants, accuracy)
 
 
-def draw(name: str, heading: str, columns: list[str], axis: str) -> None:
-    """Draws some columns of the first table below a heading."""
+def draw(
+    name: str, heading: str, columns: list[str], axis: str, rows: Sequence[str] | None = None
+) -> None:
+    """Draws some columns, and all or some rows, of the first table below a heading."""
     groups = {
         label: {column: estimate(cells[column]) for column in columns if estimate(cells[column])}
         for label, cells in table(heading).items()
+        if rows is None or label in rows
     }
     chart = grouped_bars(name, heading, axis, groups)
     (FOLDER / f"{name}.svg").write_bytes(chart.svg)
