@@ -66,8 +66,19 @@ def test_bad_places(model, images):
         token_contributions(model, images, 3)
     with pytest.raises(ValueError, match="token = 16 does not exist; allowed are 0 to 15"):
         input_contributions(model, images, 1, 16)
+    with pytest.raises(ValueError, match="token = -1 does not exist"):
+        input_contributions(model, images, 1, -1)
     with pytest.raises(ValueError, match="one class a sample"):
         token_contributions(model, images, 1, "all")
+
+
+@pytest.mark.parametrize("token", [0, 15])
+def test_first_and_last_token(images, token):
+    """Where there are more tokens than a token has numbers."""
+    model = randomize(create_model(small_config(width=8, num_heads=2))).double().eval()
+    found = input_contributions(model, images, 1, token)
+    assert found.target.tolist() == [token] * len(images)
+    assert (found.completeness_error() < 1e-9 * (found.logit + 1)).all()
 
 
 def test_results_keep_no_graph(model, images):

@@ -273,6 +273,11 @@ def test_a_pass_takes_what_was_estimated():
     assert base.samples_at_once(run, torch.device("cpu"), most=10**9) == most // 768_000
 
 
+def test_no_pass_takes_more_than_32_samples_even_if_there_is_room():
+    tiny = torch.ones(1, 1, requires_grad=True)
+    assert base.samples_at_once(lambda: tiny.exp().sum(), torch.device("cpu")) == 32
+
+
 @pytest.mark.parametrize("method", ["intgrad", "occlusion"])
 def test_one_photograph_takes_at_most_1500_mb(method):
     script = f"""

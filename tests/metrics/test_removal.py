@@ -45,6 +45,15 @@ def patches(count=5, size=8):
     return images, torch.tensor([label for _, label, _ in samples]), [key for *_, key in samples]
 
 
+@pytest.mark.parametrize(
+    "metric", [Additivity, DeletionInsertion, PixelPerturbation, Randomization]
+)
+def test_one_image_is_enough_and_none_is_refused(metric):
+    assert metric(images=1).images == 1
+    with pytest.raises(ValueError, match="images = 0 is not allowed: give an integer >= 1"):
+        metric(images=0)
+
+
 def test_blur_agrees_with_torchvision():
     images = torch.rand(2, 3, 32, 48)
     peer = torchvision.transforms.functional.gaussian_blur(images, [15, 15], [2.0, 2.0])

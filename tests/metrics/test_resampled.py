@@ -38,6 +38,12 @@ def test_what_two_have_in_common_cancels_with_one_seed_alone():
     assert apart.estimate().high - apart.estimate().low > 0.1
 
 
+def test_a_power_of_e_is_taken_of_every_resampling():
+    ours = sampled(VALUES).exp()
+    assert ours.value == pytest.approx(math.exp(sampled(VALUES).value), rel=1e-12)
+    torch.testing.assert_close(ours.draws, sampled(VALUES).draws.exp())
+
+
 def test_each_number_of_a_mean_counts_alike():
     both = Resampled.mean_of([sampled([1.0, 3.0]), sampled([10.0] * 50)])
     assert both.value == 6

@@ -11,7 +11,7 @@ from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp
 from bcosvit.ops.dispatch import unit_rows, window_sums
 from tests.reference.dynamic import bcos_rows
 
-EXPONENTS = [1.0, 1.5, 2.0, 2.5]
+EXPONENTS = [1.0, 1.5, 2.0, 2.5, 3.0]
 HALVES = [torch.float16, torch.bfloat16]
 
 
@@ -280,3 +280,18 @@ def test_the_layout_changes_nothing(kernel):
     x, weight = torch.randn(2, 4, 7, 7), torch.randn(6, 4, kernel, kernel)
     last = x.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(bcos_conv2d(last, weight), bcos_conv2d(x, weight))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_of_equal_units_one_alone_gets_the_gradient(backend):
+    weight = unit_rows(torch.randn(3, 5)).repeat_interleave(2, 0).requires_grad_()
+    bcos_linear(torch.randn(5), weight, maxout=2, backend=backend).sum().backward()
+    moved = weight.grad.view(3, 2, 5).abs().sum(2) > 0
+    assert (moved.sum(1) == 1).all()
+
+
+def test_weights_start_as_those_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = BcosLinear(64, 512).weight, torch.nn.Linear(64, 512).weight
+    torch.testing.assert_close(ours.abs().max(), theirs.abs().max(), rtol=1e-2, atol=0)
+    torch.testing.assert_close(ours.std(), theirs.std(), rtol=2e-2, atol=0)

@@ -80,7 +80,8 @@ def test_convolutions_are_torchs(window, last, full):
     torch.testing.assert_close(rows, torch.stack(one_by_one))
 
 
-def test_convolutions_ask_their_backend_for_all_bits(full, monkeypatch):
+@pytest.mark.parametrize("trained", [False, True])
+def test_convolutions_ask_their_backend_for_all_bits(trained, full, monkeypatch):
     asked = []
     original = torch._convolution
 
@@ -90,7 +91,9 @@ def test_convolutions_ask_their_backend_for_all_bits(full, monkeypatch):
 
     monkeypatch.setattr(torch, "_convolution", watched)
     x = torch.randn(1, 3, 8, 8, requires_grad=True)
-    products.convolution(x, torch.randn(4, 3, 3, 3), frozen=True).sum().backward()
+    weight = torch.randn(4, 3, 3, 3, requires_grad=trained)
+    y = products.convolution(x, weight, frozen=True).sum()
+    torch.autograd.grad(y, x)
     # Both passes, the second one transposed.
     assert asked == [(False, False), (True, False)]
 
