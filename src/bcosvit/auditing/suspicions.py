@@ -25,7 +25,8 @@ nothing and 1 the whole way. The p-value is that of an exact permutation test of
 by Holm's method. A suspicion is called significant if the corrected p-value is below 0.05, the
 effect is large, and the cue repeats like something that was added. Large means that the transfer
 turns at least 40 % more of the pictures than the control does, and that the lower end of the
-effect's 95 % interval is above 30 %; small effects are everywhere. Repeats means what
+effect's 95 % interval is above 30 % (for casts of color 75 % and 40 %, since many classes depend on
+their colors); small effects are everywhere. Repeats means what
 `bcosvit.auditing.repeats` measures: a tag is a copy in all of its pictures, while parts of objects,
 which may turn other pictures as well, vary.
 """
@@ -48,9 +49,10 @@ from bcosvit.predictor import Predictor
 
 AREA = 0.05
 """The share of a picture's cells that is transferred or removed at most."""
-LEAST = (0.40, 0.30)
-"""What is called significant at least: the share of pictures that the transfer turns, less the
-control, and the lower end of the interval of its effect."""
+LEAST = {"cells": (0.40, 0.30), "edge": (0.40, 0.30), "color": (0.75, 0.40)}
+"""What is called large at least: the share of pictures that the transfer turns, less the control,
+and the lower end of the interval of its effect. Of casts more is asked: the photographs of a class
+that need their colors most may have nearly the same ones."""
 REPEATS = {"cells": 0.2, "edge": 0.9, "color": 0.9}
 """How much a cue must repeat at least. Parts of objects stay below 0.1 as cells, and copies are
 above 0.4; clusters may hold both."""
@@ -154,8 +156,8 @@ class Suspicion:
     @property
     def score(self) -> float:
         """What suspicions are ranked by: the effect of the transfer, relative to the smallest that
-        is called significant; a third of it for a cue that does not repeat."""
-        turned, low = LEAST
+        is called large for cells; a third of it for a cue that does not repeat."""
+        turned, low = LEAST["cells"]
         effect = ((self.turned - self.turned_control) / turned + self.low / low) / 2
         return effect if self.repeated else VARYING * effect
 
@@ -167,7 +169,7 @@ class Suspicion:
     @property
     def strong(self) -> bool:
         """Whether the effect is large, and no coincidence."""
-        turned, low = LEAST
+        turned, low = LEAST[self.candidate.kind]
         large = self.turned - self.turned_control >= turned and self.low >= low
         return self.p_corrected < ALPHA and large
 
@@ -204,7 +206,7 @@ class Suspicion:
                 f"where it is absent the class is recognized less often ({_percent(without)} "
                 f"instead of {_percent(self.accuracy_with)})"
             )
-        if self.turned - self.turned_control >= LEAST[0]:
+        if self.turned - self.turned_control >= LEAST[self.candidate.kind][0]:
             found.append("is enough by itself: other pictures become the class with it")
         if self.lost - self.lost_control >= 0.1:
             found.append(
