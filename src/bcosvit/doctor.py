@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bcosvit.files import cache_folder
-from bcosvit.ops.compiled import kernel
+from bcosvit.ops.compiled import kernels
 from bcosvit.ops.dispatch import HAS_TRITON
 from bcosvit.shipped import DEFAULT, shipped, shipped_file
 
@@ -64,7 +64,7 @@ class Findings:
     backend: str
     """What the ops' ``backend="auto"`` chooses on this machine."""
     cpu_kernel: str
-    """How the kernel of depthwise convolutions was compiled, or why PyTorch's ops run instead."""
+    """How the kernels for CPUs were compiled, or why PyTorch's ops run instead."""
     extras: dict[str, Extra]
     weights: dict[str, int]
     """Shipped models and the size of their files in bytes."""
@@ -144,8 +144,8 @@ def _backend() -> str:
 
 
 def _cpu_kernel() -> str:
-    found = kernel()
-    return found.about if found.run else f"none, PyTorch's ops run instead: {found.about}"
+    found = kernels()
+    return found.about if found.depthwise else f"none, PyTorch's ops run instead: {found.about}"
 
 
 def _extra(name: str) -> Extra:

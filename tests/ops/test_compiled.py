@@ -1,32 +1,48 @@
-"""The compiled kernel of depthwise convolutions, and what happens where there is none."""
+"""The compiled kernels for CPUs, and what happens where there are none."""
 
+import copy
 import ctypes
+import functools
 import stat
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from bcosvit.nn import BcosConv2d, frozen_view
+from bcosvit.nn import BcosConv2d, BcosLinear, frozen_view
 from bcosvit.ops import bcos_conv2d, compiled
 from bcosvit.ops.dispatch import unit_rows
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """A process that has not looked for the kernel yet, with an empty cache."""
+    """A process that has not looked for the kernels yet, with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(compiled.SWITCH, raising=False)
     monkeypatch.setattr(compiled, "_found", [])
     return tmp_path / "bcosvit/kernels"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A cache in which the kernels are once one test has compiled them."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def kernel(fresh):
-    found = compiled.kernel()
-    if found.run is None:
+def kernel(fresh, shared, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    found = compiled.kernels()
+    if found.depthwise is None:
         pytest.skip(found.about)
     return found
+
+
+@pytest.fixture
+def wide_kernel(kernel):
+    if kernel.winners is None:
+        pytest.skip("the processor has short vectors")
+    return kernel
 
 
 def definition(x, weight, scale, eps, **window):
@@ -71,9 +87,9 @@ def test_layers_use_the_kernel(kernel, monkeypatch):
 
     def counted(*given):
         calls.append(given)
-        return kernel.run(*given)
+        return kernel.depthwise(*given)
 
-    monkeypatch.setattr(compiled, "_found", [compiled.Kernel(counted, "counted")])
+    monkeypatch.setattr(compiled, "_found", [compiled.Kernels("counted", counted)])
     layer, x = BcosConv2d(40, 40, 3, padding=1, groups=40), torch.randn(2, 40, 8, 8)
     expected = layer(x).detach()
     assert not calls
@@ -115,12 +131,138 @@ def test_images_smaller_than_the_kernel_are_refused_as_ever(kernel):
         bcos_conv2d(x, weight, groups=32)
 
 
-def test_it_is_compiled_once(kernel, fresh, monkeypatch):
-    (file,) = fresh.iterdir()
+def winners_inputs(outputs, channels, taps, window, size=(9, 11), gradients=1):
+    torch.manual_seed(outputs)
+    weight = torch.randn(2 * outputs, channels, *taps)
+    out = F.conv2d(torch.empty(3, channels, *size), weight, **window).permute(0, 2, 3, 1)
+    factor = torch.randn(*out.shape[:3], outputs)
+    grad = torch.randn(3 * gradients, *out.shape[1:3], outputs)
+    return grad, factor, weight
+
+
+def winners_definition(grad, factor, weight, size, **window):
+    """The gradient of the larger units times the factors, by torch in float64."""
+    factor = factor.repeat(len(grad) // len(factor), 1, 1, 1).double().permute(0, 3, 1, 2)
+    x = torch.zeros(len(grad), weight.shape[1], *size, dtype=torch.float64, requires_grad=True)
+    first, second = F.conv2d(x, weight.double(), **window).chunk(2, 1)
+    y = torch.where(factor > 0, first, second) * factor.abs()
+    return torch.autograd.grad(y, x, grad.double().permute(0, 3, 1, 2))[0].permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "channels", "taps", "stride", "padding"),
+    [
+        (64, 6, (7, 7), (2, 2), (3, 3)),
+        (32, 128, (3, 3), (1, 1), (1, 1)),
+        (70, 144, (1, 1), (1, 1), (0, 0)),
+        (300, 16, (1, 1), (1, 1), (0, 0)),
+        (5, 40, (2, 3), (1, 2), (0, 2)),
+        (3, 7, (3, 2), (4, 3), (5, 3)),
+        (1, 1, (1, 1), (2, 3), (0, 0)),
+        (4, 80, (1, 1), (1, 1), (0, 0)),
+        (4, 96, (1, 1), (1, 1), (0, 0)),
+        (4, 112, (1, 1), (1, 1), (0, 0)),
+        (4, 64, (1, 1), (1, 1), (0, 0)),
+    ],
+)
+def test_the_adjoint_of_winners_is_torchs(wide_kernel, outputs, channels, taps, stride, padding):
+    window = {"stride": stride, "padding": padding}
+    for gradients, size in ((1, (9, 11)), (2, (8, 150))):
+        given = winners_inputs(outputs, channels, taps, window, size, gradients)
+        found = compiled.winners_adjoint(*given, size=size, **window)
+        expected = winners_definition(*given, size, **window).float()
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_adjoint_of_winners_reads_gradients_as_they_lie(wide_kernel):
+    window = {"stride": (1, 1), "padding": (1, 1)}
+    grad, factor, weight = winners_inputs(8, 20, (3, 3), window)
+    run = functools.partial(compiled.winners_adjoint, weight=weight, size=(9, 11), **window)
+    expected = run(grad, factor)
+    wider = torch.randn(5, 12, 14, 30)
+    wider[1:4, 2:11, 1:12, 9:17] = grad
+    assert torch.equal(run(wider[1:4, 2:11, 1:12, 9:17], factor), expected)
+    by_channel = [t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for t in (grad, factor)]
+    assert torch.equal(run(*by_channel), expected)
+    same = grad[:1, :1, :1].expand_as(grad)
+    assert torch.equal(run(same, factor), run(same.contiguous(), factor))
+
+
+@pytest.mark.parametrize("kind", ["linear", "pixels", "patches", "one row"])
+def test_layers_use_the_adjoint_of_winners(wide_kernel, monkeypatch, kind):
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        return wide_kernel.winners(*given)
+
+    monkeypatch.setattr(
+        compiled, "_found", [compiled.Kernels("counted", None, counted, wide_kernel.lanes)]
+    )
+    layer, shape = {
+        "linear": lambda: (BcosLinear(24, 16, maxout=2), (3, 5, 24)),
+        "pixels": lambda: (BcosConv2d(24, 16, 1, maxout=2), (2, 24, 5, 4)),
+        "patches": lambda: (BcosConv2d(6, 8, 3, stride=2, padding=1, maxout=2), (2, 6, 9, 7)),
+        "one row": lambda: (BcosLinear(24, 16, b=1.5, maxout=2), (24,)),
+    }[kind]()
+    x = torch.randn(shape)
+    if x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+
+    def rows(view, x):
+        x = x.clone().requires_grad_()
+        y = view(x)
+        torch.manual_seed(0)
+        seeds = torch.randn(4, *y.shape).to(y)
+        one = torch.autograd.grad(y, x, seeds[0], retain_graph=True)[0]
+        several = torch.vmap(lambda s: torch.autograd.grad(y, x, s, retain_graph=True)[0])(seeds)
+        # Linear in what comes back.
+        seed = seeds[1].clone().requires_grad_()
+        back = torch.autograd.grad(y, x, seed, create_graph=True)[0]
+        again = torch.autograd.grad((back * x.detach()).sum(), seed)[0]
+        return y.detach(), one, several, again
+
+    found = rows(frozen_view(layer, with_parameter_grad=False), x)
+    assert len(calls) == 3
+    expected = rows(
+        frozen_view(copy.deepcopy(layer).double(), with_parameter_grad=False), x.double()
+    )
+    rows(frozen_view(layer), x)
+    assert len(calls) == 3
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_share_the_rows_of_an_adjoint(wide_kernel, monkeypatch):
+    monkeypatch.setattr(compiled, "SMALLEST_SHARE", 100)
+    window = {"stride": (2, 1), "padding": (1, 1)}
+    given = winners_inputs(8, 20, (3, 3), window, gradients=2)
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(compiled.winners_adjoint(*given, size=(9, 11), **window))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_what_is_not_a_number_stays_in_its_row(wide_kernel):
+    window = {"stride": (1, 1), "padding": (0, 0)}
+    grad, factor, weight = winners_inputs(4, 7, (1, 1), window)
+    grad[1, 3, 5, 2] = torch.nan
+    found = compiled.winners_adjoint(grad, factor, weight, size=(9, 11), **window)
+    assert {tuple(at[:2]) for at in found.isnan().nonzero().tolist()} == {(1, 3)}
+    assert found[1, 3, 5].isnan().all()
+
+
+def test_it_is_compiled_once(kernel, shared, monkeypatch):
+    (file,) = shared.glob("bcosvit/kernels/*")
     assert stat.S_ISREG(file.stat().st_mode)
     monkeypatch.setattr(compiled, "_found", [])
     monkeypatch.setattr(compiled.subprocess, "run", None)
-    assert compiled.kernel().run is not None
+    assert compiled.kernels().depthwise is not None
 
 
 @pytest.mark.parametrize(
@@ -145,4 +287,10 @@ def test_without_a_kernel_pytorch_computes_the_same(fresh, monkeypatch, change, 
         found = layer(x)
         reference = bcos_conv2d(x, layer.unit_weight(), **window, backend="reference")
     torch.testing.assert_close(found, reference)
-    assert says in compiled.kernel().about and compiled.kernel().run is None
+    layer, x = BcosConv2d(4, 4, 3, maxout=2), x[:, :4].clone().requires_grad_()
+    one, other = (
+        torch.autograd.grad(frozen_view(layer, with_parameter_grad=grad)(x).sum(), x)[0]
+        for grad in (False, True)
+    )
+    torch.testing.assert_close(one, other)
+    assert says in compiled.kernels().about and compiled.kernels().depthwise is None

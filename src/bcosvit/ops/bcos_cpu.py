@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.ops.compiled import depthwise
-from bcosvit.ops.dispatch import constant_if, is_direct, narrowed, wide
+from bcosvit.ops.compiled import depthwise, kernels, winners_adjoint
+from bcosvit.ops.dispatch import constant_if, is_direct, is_plain, narrowed, wide
 from bcosvit.ops.products import convolution, linear, patch_sums
 from bcosvit.ops.scaling import Pair, cosine_scaled, factor_of, larger, largest_units
 
@@ -28,7 +28,15 @@ def bcos_linear(
     x: Tensor, weight: Tensor, *, b: float, maxout: int, scale: float, eps: float, frozen: bool
 ) -> Tensor:
     norm = None if b == 1 else (row_squares(constant_if(frozen, x), dim=-1) + eps).sqrt()
-    units = linear(x, unit_major(weight, maxout), frozen=frozen)
+    weight = unit_major(weight, maxout)
+    if norm is not None and _has_winners(x, weight, maxout, frozen):
+        # Rows are images of one row of pixels.
+        shape = (-1, 1, x.shape[-2] if x.ndim > 1 else 1)
+        images, norm = x.reshape(*shape, x.shape[-1]), norm.reshape(*shape, 1)
+        pixels: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0)}
+        y = _winners(images, weight[..., None, None], norm, b, scale, **pixels)
+        return y.view(*x.shape[:-1], -1)
+    units = linear(x, weight, frozen=frozen)
     return _scaled_parts(units, norm, b, maxout, scale, frozen, dim=-1)
 
 
@@ -52,8 +60,13 @@ def bcos_conv2d(
         rows = bcos_linear(x.permute(0, 2, 3, 1), weight.flatten(1), **how, frozen=frozen)
         return rows.permute(0, 3, 1, 2)
     if groups == 1:
-        units = convolution(x, unit_major(weight, maxout), **window, frozen=frozen)
         norm = None if b == 1 else patch_norms(x, weight, 1, eps, frozen, **window)
+        weight = unit_major(weight, maxout)
+        if norm is not None and dilation == (1, 1) and _has_winners(x, weight, maxout, frozen):
+            images, norm = x.permute(0, 2, 3, 1), norm.permute(0, 2, 3, 1)
+            y = _winners(images, weight, norm, b, scale, stride=stride, padding=padding)
+            return y.permute(0, 3, 1, 2)
+        units = convolution(x, weight, **window, frozen=frozen)
         return _scaled_parts(units, norm, b, maxout, scale, frozen, dim=1)
     x = x.contiguous(memory_format=torch.channels_last)
     if b == 2 and maxout == 1 and groups == x.shape[1]:
@@ -166,6 +179,21 @@ def _is_read_back(units: Tensor) -> bool:
     return wide_enough and torch.is_grad_enabled() and units.requires_grad
 
 
+def _with_factor(
+    units: Tensor, norm: Tensor, b: float, scale: float, dim: int
+) -> tuple[Tensor, Tensor]:
+    """MaxOut of two, scaled, and γ·|cos|^(B−1) with a sign that says which unit won."""
+    first, second = units.chunk(2, dim)
+    largest = torch.maximum(first, second)
+    factor = torch.empty_like(largest)
+    for f, y, size, one, two in _blocks(factor, largest, norm, first, second):
+        f.copy_(factor_of(y, size, b, scale))
+        y.mul_(f)
+        # Plus for the first, also where both are the same.
+        f.copysign_(one - two)
+    return largest, factor
+
+
 class _Frozen(torch.autograd.Function):
     """MaxOut of two and scaling where γ·|cos|^(B−1) is a constant."""
 
@@ -173,20 +201,14 @@ class _Frozen(torch.autograd.Function):
     def forward(
         units: Tensor, norm: Tensor, b: float, scale: float, dim: int
     ) -> tuple[Tensor, Tensor]:
-        first, second = units.chunk(2, dim)
-        largest = torch.maximum(first, second)
-        factor = torch.empty_like(largest)
-        for f, y, size, one, two in _blocks(factor, largest, norm, first, second):
-            f.copy_(factor_of(y, size, b, scale))
-            y.mul_(f)
-            # The sign says who won: plus for the first, also where both are the same.
-            f.copysign_(one - two)
-        return largest, factor
+        return _with_factor(units, norm, b, scale, dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.dim = inputs[-1]
         ctx.mark_non_differentiable(output[1])
+        # No zeros for the gradient of the factor, which has none.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -237,3 +259,91 @@ def _empty_like(tensor: Tensor, shape: list[int]) -> Tensor:
     order = sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], axis))
     room = tensor.new_empty([shape[axis] for axis in order])
     return room.permute([order.index(axis) for axis in range(tensor.ndim)])
+
+
+def _has_winners(x: Tensor, weight: Tensor, m: int, frozen: bool) -> bool:
+    """Whether an explanation will ask for the adjoint of MaxOut 2, which has a kernel."""
+    return (
+        m == 2
+        and frozen
+        and torch.is_grad_enabled()
+        and x.requires_grad
+        and not weight.requires_grad
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() > 0
+        and is_plain(x)
+        and is_plain(weight)
+        and not torch.is_autocast_enabled("cpu")
+        and kernels().winners is not None
+    )
+
+
+def _winners(x: Tensor, *rest: Any, stride: Pair, padding: Pair) -> Tensor:
+    """The B-cos transform of a frozen view; see `_Winners`."""
+    both: tuple[Tensor, Tensor] = _Winners.apply(x, *rest, stride, padding)  # type: ignore[no-untyped-call]
+    return both[0]
+
+
+class _Winners(torch.autograd.Function):
+    """A convolution whose weight and factors are constants, with MaxOut of two.
+
+    Its tensors are images [n, h, w, channels]. The adjoint reads the winners' weights alone.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, norm: Tensor, b: float, scale: float, stride: Pair, padding: Pair
+    ) -> tuple[Tensor, Tensor]:
+        return _with_factor(_units(x, weight, stride, padding), norm, b, scale, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, _, _, *window = inputs
+        ctx.window = (x.shape[1:3], *window)
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1], weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        d_x = _WinnersAdjoint.apply(grad, *ctx.saved_tensors, *ctx.window)  # type: ignore[no-untyped-call]
+        return d_x, None, None, None, None, None, None
+
+
+class _WinnersAdjoint(torch.autograd.Function):
+    """Its adjoint; several classes of one explanation are further images."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, factor: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair
+    ) -> Tensor:
+        window = {"size": size, "stride": stride, "padding": padding}
+        return winners_adjoint(grad, factor, weight, **window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, factor, weight, _, *ctx.window = inputs
+        ctx.save_for_backward(factor, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        factor, weight = ctx.saved_tensors
+        first, second = _units(grad, weight, *ctx.window).chunk(2, -1)
+        factor = factor.repeat(len(first) // len(factor), 1, 1, 1)
+        d_grad = torch.where(factor > 0, first, second) * factor.abs()
+        return d_grad, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], grad: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        images = grad.movedim(in_dims[0], 0).flatten(0, 1)
+        d_x: Tensor = _WinnersAdjoint.apply(images, *rest)  # type: ignore[no-untyped-call]
+        return d_x.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _units(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """A convolution of images [n, h, w, channels]."""
+    if (weight.shape[2:], stride, padding) == ((1, 1), (1, 1), (0, 0)):
+        return linear(x, weight.flatten(1), frozen=True)
+    images = x.permute(0, 3, 1, 2)
+    return convolution(images, weight, None, stride, padding, frozen=True).permute(0, 2, 3, 1)

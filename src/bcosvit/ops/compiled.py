@@ -1,9 +1,12 @@
-"""``depthwise.c``, compiled on demand: depthwise B-cos convolutions on a CPU in one pass.
+"""Two kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
 
-A depthwise convolution makes so few multiplications that it takes about as long as reading its
-image, and PyTorch's ops read and write the result nine times more. The file is compiled at the
-first such convolution of a process, for the processor at hand, and stays in the cache's folder.
-Where it cannot be compiled, or ``BCOSVIT_CPU_KERNEL=0`` is set, PyTorch's ops compute the same.
+``depthwise.c``: a depthwise convolution makes so few multiplications that it takes about as long as
+reading its image, and PyTorch's ops read and write the result nine times more. ``winners.c``: half
+of what the adjoint of MaxOut 2 hands on are zeros, which products of matrices multiply.
+
+The files are compiled together, for the processor at hand, when a process needs one of them first,
+and stay in the cache's folder. Where they cannot be compiled, or ``BCOSVIT_CPU_KERNEL=0`` is set,
+PyTorch's ops compute the same.
 """
 
 import ctypes
@@ -12,7 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,42 +23,51 @@ from threading import Lock
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.files import atomic, cache_folder
 from bcosvit.ops.dispatch import is_plain
 
 SWITCH = "BCOSVIT_CPU_KERNEL"
-"""The environment variable that forbids to compile and to use the kernel where it is 0."""
+"""The environment variable that forbids to compile and to use the kernels where it is 0."""
 
-SOURCE = Path(__file__).with_name("depthwise.c")
+HERE = Path(__file__).parent
+SOURCES = [HERE / "depthwise.c", HERE / "winners.c"]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 LEAST_CHANNELS = 32
-"""Two vectors, as many as the kernel computes at once."""
+"""Two vectors, as many as the kernel of depthwise convolutions computes at once."""
+
+MOST_VECTORS, LEAST_LANES = 8, 8
+"""Of a chunk in ``winners.c``, and the numbers of a vector from which on it pays."""
 
 SMALLEST_SHARE = 2**18
 """Numbers for which a thread of its own pays."""
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernels:
     """What was compiled, or why nothing was."""
 
-    run: Any
-    """The function of ``depthwise.c``; None where there is none."""
     about: str
     """By which compiler, or what is missing."""
+    depthwise: Any = None
+    """The function of ``depthwise.c``; None where there is none."""
+    winners: Any = None
+    """That of ``winners.c``, likewise."""
+    lanes: int = 0
+    """Numbers of a vector in ``winners.c``."""
 
 
-_found: list[Kernel] = []
+_found: list[Kernels] = []
 _lock = Lock()
 
 
-def kernel() -> Kernel:
-    """Compiles and loads the kernel unless this process has done so already.
+def kernels() -> Kernels:
+    """Compiles and loads the kernels unless this process has done so already.
 
     Returns:
-        The kernel; `Kernel.about` says why where there is none.
+        The kernels; `Kernels.about` says why where there are none.
     """
     if not _found:
         with _lock:
@@ -92,7 +104,7 @@ def depthwise(
     (n, channels, *size), taps = x.shape, weight.shape[2:]
     window = list(zip(size, taps, stride, padding, dilation, strict=True))
     out_size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in window]
-    if not _suits(x, weight, out_size) or (run := kernel().run) is None:
+    if not _suits(x, weight, out_size) or (run := kernels().depthwise) is None:
         return None
     out = x.new_empty(n, *out_size, channels)
     # By tap, as the kernel reads it. No gradient is wanted, see `_suits`.
@@ -106,14 +118,72 @@ def depthwise(
         start = out.data_ptr() + begin * row
         run(x.data_ptr(), by_tap.data_ptr(), start, about, scale, eps, begin, end)
 
-    threads = min(torch.get_num_threads(), rows, max(1, out.numel() // SMALLEST_SHARE))
+    _share(compute, rows, out.numel())
+    return out.permute(0, 3, 1, 2)
+
+
+def winners_adjoint(
+    grad: Tensor,
+    factor: Tensor,
+    weight: Tensor,
+    *,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """The adjoint of a convolution, of MaxOut 2 and of factors, for which there is a kernel.
+
+    Args:
+        grad: [i·n, output height, output width, c] in float32, i gradients of the same result.
+        factor: [n, output height, output width, c], negative where the second unit was larger.
+        weight: [2·c, d, kernel height, kernel width], the first units of all outputs first.
+        size: Height and width of the input.
+        stride: Vertical and horizontal, as is ``padding``.
+        padding: Zeros around the input.
+
+    Returns:
+        [i·n, height, width, d].
+    """
+    run, lanes = kernels().winners, kernels().lanes
+    grad = grad if grad.stride(3) == 1 else grad.contiguous()
+    factor = factor.contiguous()
+    (n, *out_size, outputs), (channels, *taps) = grad.shape, weight.shape[1:]
+    # What a row of taps reaches lies together, and is cut into chunks of about the same length.
+    reached = taps[1] * channels
+    vectors = -(-reached // lanes)
+    chunks = -(-vectors // MOST_VECTORS)
+    vectors = -(-vectors // chunks)
+    chunk = vectors * lanes
+    by_tap = weight.permute(2, 0, 3, 1).reshape(taps[0], 2, outputs, reached)
+    by_tap = F.pad(by_tap, (0, chunks * chunk - reached)).unflatten(3, (chunks, chunk))
+    by_tap = by_tap.permute(0, 3, 2, 1, 4).contiguous()
+    out = grad.new_empty(n, *size, channels)
+    width = max(
+        (out_size[1] - 1) * stride[1] * channels + chunks * chunk,
+        (padding[1] + size[1]) * channels,
+    )
+    numbers = [*size, channels, *out_size, outputs, *taps, *stride, *padding, chunks, vectors]
+    numbers += [*grad.stride()[:3], len(factor), width]
+    about = (ctypes.c_long * len(numbers))(*numbers)
+
+    def compute(begin: int, end: int) -> None:
+        room = torch.empty(width + 2 * taps[0] * out_size[1] * outputs)
+        pointers = (t.data_ptr() for t in (grad, factor, by_tap, out, room))
+        run(*pointers, about, begin, end)
+
+    _share(compute, n * size[0], out.numel())
+    return out
+
+
+def _share(compute: Callable[[int, int], None], rows: int, numbers: int) -> None:
+    """Calls ``compute`` with parts of all rows, in as many threads as pay."""
+    threads = min(torch.get_num_threads(), rows, max(1, numbers // SMALLEST_SHARE))
     if threads == 1:
         compute(0, rows)
     else:
         ends = [rows * part // threads for part in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(compute, ends[:-1], ends[1:]))
-    return out.permute(0, 3, 1, 2)
 
 
 def _suits(x: Tensor, weight: Tensor, out_size: list[int]) -> bool:
@@ -130,32 +200,38 @@ def _suits(x: Tensor, weight: Tensor, out_size: list[int]) -> bool:
     )
 
 
-def _load() -> Kernel:
+def _load() -> Kernels:
     if os.environ.get(SWITCH) == "0":
-        return Kernel(None, f"{SWITCH} is 0")
+        return Kernels(f"{SWITCH} is 0")
     names = (os.environ.get("CC", "cc"), "gcc", "clang")
     compiler = next((path for path in map(shutil.which, names) if path), None)
     if os.name != "posix" or compiler is None:
-        return Kernel(None, "there is no C compiler (cc, gcc or clang)")
+        return Kernels("there is no C compiler (cc, gcc or clang)")
     try:
-        path = _compiled(compiler)
-        run = ctypes.CDLL(str(path)).bcosvit_depthwise
-    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        return Kernel(None, f"{compiler} failed: {' '.join(str(error).split())[:200]}")
-    pointers, numbers = [ctypes.c_void_p] * 4, [ctypes.c_float] * 2 + [ctypes.c_long] * 2
-    run.argtypes, run.restype = [*pointers, *numbers], None
-    return Kernel(run, f"compiled by {compiler}")
+        library = ctypes.CDLL(str(_compiled(compiler)))
+        depthwise, winners = library.bcosvit_depthwise, library.bcosvit_winners
+        lanes = ctypes.c_long.in_dll(library, "bcosvit_lanes").value
+    except (OSError, RuntimeError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+        return Kernels(f"{compiler} failed: {' '.join(str(error).split())[:200]}")
+    pointer, rows = ctypes.c_void_p, [ctypes.c_long] * 2
+    depthwise.argtypes = [*[pointer] * 4, *[ctypes.c_float] * 2, *rows]
+    winners.argtypes = [*[pointer] * 6, *rows]
+    depthwise.restype = winners.restype = None
+    pays = lanes >= LEAST_LANES
+    return Kernels(f"compiled by {compiler}", depthwise, winners if pays else None, lanes)
 
 
 def _compiled(compiler: str) -> Path:
-    """The compiled file in the cache, whose name stands for the source, compiler and processor."""
+    """The compiled file in the cache, whose name stands for sources, compiler and processor."""
     found = os.stat(compiler)
-    parts = [SOURCE.read_text(), *FLAGS, compiler, found.st_size, found.st_mtime_ns, *_processor()]
+    sources = [source.read_text() for source in (*SOURCES, HERE / "lanes.h")]
+    parts = [*sources, *FLAGS, compiler, found.st_size, found.st_mtime_ns, *_processor()]
     name = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
-    path = cache_folder("kernels") / f"depthwise-{name}.so"
+    path = cache_folder("kernels") / f"kernels-{name}.so"
     if not path.is_file():
         with atomic(path) as temporary:
-            command = [compiler, *FLAGS, "-x", "c", str(SOURCE), "-o", str(temporary), "-lm"]
+            files = ["-x", "c", *map(str, SOURCES), "-o", str(temporary), "-lm"]
+            command = [compiler, *FLAGS, *files]
             made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             if made.returncode:
                 raise RuntimeError(made.stderr or f"exit status {made.returncode}")

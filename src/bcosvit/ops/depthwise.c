@@ -7,8 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LANES 16
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+#include "lanes.h"
 
 typedef struct {
     long rows, columns, channels;         /* of an image */
