@@ -1,7 +1,7 @@
 """Attention with a learned prior over pairs of tokens (the paper's Eq. 18 and 19).
 
-What follows ``if use_triton(...)`` is the reference in plain PyTorch, which the kernels of
-``attention_triton`` are tested against.
+What ends ``prior_attention`` is the reference in plain PyTorch, which the kernels of
+``attention_triton`` and the loop of ``attention_cpu`` are tested against.
 
 Letters: n batch, t tokens, d width per head.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from bcosvit.ops.dispatch import Backend, constant_if, use_triton
+from bcosvit.ops.dispatch import Backend, constant_if, use_cpu, use_triton
 from bcosvit.ops.products import matmul
 
 PriorKind = Literal["none", "add", "mul"]
@@ -86,5 +86,10 @@ def prior_attention(
             assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
             weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
         return attention_triton.attend(query, key, value, weight, kind, frozen)
+    if use_cpu(backend, query, key, value):
+        from bcosvit.ops import attention_cpu
+
+        if attention_cpu.suits(query, key, value, prior, frozen):
+            return attention_cpu.attend(query, key, value, prior, kind, frozen)
     matrix = constant_if(frozen, attention_matrix(query, key, prior, kind, frozen))
     return matmul(matrix.to(value.dtype), value, frozen=frozen)
