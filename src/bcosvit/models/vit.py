@@ -89,7 +89,8 @@ class Tokenizer(nn.Module):
     def from_features(self, features: Tensor) -> Tensor:
         """Tokens from the backbone's features, which a frozen backbone need compute only once."""
         tokens: Tensor = self.patches(self.feature_scale * features)
-        return tokens.flatten(2).transpose(1, 2)
+        # All that follows keeps this order in memory.
+        return tokens.flatten(2).transpose(1, 2).contiguous()
 
 
 class GeluMLP(nn.Module):
