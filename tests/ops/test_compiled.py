@@ -257,6 +257,63 @@ def test_what_is_not_a_number_stays_in_its_row(wide_kernel):
     assert found[1, 3, 5].isnan().all()
 
 
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("kind", ["linear", "pixels", "patches"])
+def test_layers_scale_in_one_pass(kernel, monkeypatch, kind, m):
+    """Bit by bit as by PyTorch, with and without factors."""
+    monkeypatch.setattr(compiled, "LEAST_UNITS", 1)
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        return kernel.scale(*given)
+
+    layer, shape = {
+        "linear": lambda: (BcosLinear(24, 33, maxout=m, scale=1.7), (3, 5, 24)),
+        "pixels": lambda: (BcosConv2d(24, 16, 1, maxout=m), (2, 24, 5, 4)),
+        "patches": lambda: (BcosConv2d(6, 8, 3, stride=2, padding=1, maxout=m), (2, 6, 9, 7)),
+    }[kind]()
+    x = torch.randn(shape)
+    if x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    view = frozen_view(layer, with_parameter_grad=False)
+
+    def passes():
+        with torch.no_grad():
+            predicted = layer(x)
+        given = x.clone().requires_grad_()
+        y = view(given)
+        return predicted, y.detach(), torch.autograd.grad(y, given, torch.ones_like(y))[0]
+
+    expected = passes()
+    monkeypatch.setattr(compiled, "_found", [compiled.Kernels("none")])
+    plain = passes()
+    monkeypatch.setattr(compiled, "_found", [compiled.Kernels("counted", scale=counted)])
+    ours = passes()
+    # An explanation without MaxOut multiplies by the factor as a step of its own.
+    assert len(calls) == m
+    for ours_, plain_ in zip(ours, plain, strict=True):
+        assert torch.equal(ours_, plain_)
+    for ours_, expected_ in zip(ours, expected, strict=True):
+        torch.testing.assert_close(ours_, expected_)
+
+
+def test_scaling_keeps_what_is_not_a_number(kernel, monkeypatch):
+    monkeypatch.setattr(compiled, "LEAST_UNITS", 1)
+    units = torch.tensor([[1.0, 2, 3, -4, 5, 2], [0, 0, 0, 1, 1, 1], [-9, 9, 0, -9, 0, -0.0]])
+    units[1, 0] = units[1, 4] = torch.nan
+    norm = torch.tensor([[10.0], [1.0], [3.0]])
+    found, factor = compiled.scaled(units, norm, maxout=2, scale=2.0, with_factor=True)
+    assert found.isnan().tolist() == [[False] * 3, [True, True, False], [False] * 3]
+    torch.testing.assert_close(found[0], torch.tensor([0.2, 5.0, 1.8]))
+    torch.testing.assert_close(factor[0], torch.tensor([0.2, -1.0, 0.6]))
+    # A cosine is at most one, and of equal units the first one counts.
+    assert found[2].tolist() == [-18.0, 18.0, 0.0] and factor[2].tolist() == [2.0, 2.0, 0.0]
+    assert torch.equal(compiled.scaled(units, norm, maxout=2, scale=2.0)[0][0], found[0])
+    assert compiled.scaled(units.double(), norm, maxout=2, scale=2.0) is None
+    assert compiled.scaled(units.T.contiguous().T, norm, maxout=2, scale=2.0) is None
+
+
 def test_it_is_compiled_once(kernel, shared, monkeypatch):
     (file,) = shared.glob("bcosvit/kernels/*")
     assert stat.S_ISREG(file.stat().st_mode)

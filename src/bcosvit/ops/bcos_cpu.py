@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcosvit.ops.compiled import depthwise, kernels, winners_adjoint
+from bcosvit.ops.compiled import depthwise, kernels, scaled, winners_adjoint
 from bcosvit.ops.dispatch import constant_if, is_direct, is_plain, narrowed, wide
 from bcosvit.ops.products import convolution, linear, patch_sums
 from bcosvit.ops.scaling import Pair, cosine_scaled, factor_of, larger, largest_units
@@ -140,6 +140,10 @@ def _scaled_parts(
         # One pass back, which takes both at once.
         both: tuple[Tensor, Tensor] = _Frozen.apply(units, norm, b, scale, dim)  # type: ignore[no-untyped-call]
         return both[0]
+    if norm is not None and _is_final(units):
+        in_one_pass = _scaled(units, norm, b, m, scale, dim)
+        if in_one_pass is not None:
+            return in_one_pass[0]
     largest = functools.reduce(larger, units.chunk(m, dim))
     if norm is None:
         return scale * largest
@@ -148,6 +152,17 @@ def _scaled_parts(
         return largest
     scaled = cosine_scaled(wide(largest), norm, b, scale, frozen)
     return narrowed(scaled, largest, frozen=frozen)
+
+
+def _scaled(
+    units: Tensor, norm: Tensor, b: float, m: int, scale: float, dim: int, **how: bool
+) -> Any:
+    """`scaled` along any axis, where it applies: a tuple, or None."""
+    if b != 2 or m > 2:
+        return None
+    how_many: dict[str, Any] = {"maxout": m, "scale": scale}
+    found = scaled(units.movedim(dim, -1), norm.movedim(dim, -1), **how_many, **how)
+    return None if found is None else tuple(t if t is None else t.movedim(-1, dim) for t in found)
 
 
 def _is_final(largest: Tensor) -> bool:
@@ -183,6 +198,9 @@ def _with_factor(
     units: Tensor, norm: Tensor, b: float, scale: float, dim: int
 ) -> tuple[Tensor, Tensor]:
     """MaxOut of two, scaled, and γ·|cos|^(B−1) with a sign that says which unit won."""
+    in_one_pass = _scaled(units, norm, b, 2, scale, dim, with_factor=True)
+    if in_one_pass is not None:
+        return in_one_pass
     first, second = units.chunk(2, dim)
     largest = torch.maximum(first, second)
     factor = torch.empty_like(largest)

@@ -1,8 +1,9 @@
-"""Two kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
+"""Three kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
 
 ``depthwise.c``: a depthwise convolution makes so few multiplications that it takes about as long as
 reading its image, and PyTorch's ops read and write the result nine times more. ``winners.c``: half
 of what the adjoint of MaxOut 2 hands on are zeros, which products of matrices multiply.
+``scaling.c``: MaxOut and scaling, which are one pass over memory instead of one for each step.
 
 The files are compiled together, for the processor at hand, when a process needs one of them first,
 and stay in the cache's folder. Where they cannot be compiled, or ``BCOSVIT_CPU_KERNEL=0`` is set,
@@ -33,13 +34,16 @@ SWITCH = "BCOSVIT_CPU_KERNEL"
 """The environment variable that forbids to compile and to use the kernels where it is 0."""
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "depthwise.c", HERE / "winners.c"]
+SOURCES = [HERE / "depthwise.c", HERE / "winners.c", HERE / "scaling.c"]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 LEAST_CHANNELS = 32
 """Two vectors, as many as the kernel of depthwise convolutions computes at once."""
 
 MOST_VECTORS, LEAST_LANES = 8, 8
 """Of a chunk in ``winners.c``, and the numbers of a vector from which on it pays."""
+
+LEAST_UNITS = 2**14
+"""Numbers from which on scaling pays to have been compiled."""
 
 SMALLEST_SHARE = 2**18
 """Numbers for which a thread of its own pays."""
@@ -57,6 +61,8 @@ class Kernels:
     """That of ``winners.c``, likewise."""
     lanes: int = 0
     """Numbers of a vector in ``winners.c``."""
+    scale: Any = None
+    """The function of ``scaling.c``."""
 
 
 _found: list[Kernels] = []
@@ -175,6 +181,45 @@ def winners_adjoint(
     return out
 
 
+def scaled(
+    units: Tensor, norm: Tensor, *, maxout: int, scale: float, with_factor: bool = False
+) -> tuple[Tensor, Tensor | None] | None:
+    """MaxOut and the cosine scaling with B = 2, of units that nothing else reads.
+
+    Args:
+        units: [..., m·c], the first units of all outputs first; it may be overwritten.
+        norm: [..., 1].
+        maxout: m, 1 or 2.
+        scale: The factor γ.
+        with_factor: Whether γ·|cos| is returned, too, negative where the second unit was larger.
+
+    Returns:
+        [..., c] twice; None where PyTorch has to compute it.
+    """
+    suits = (
+        units.dtype == norm.dtype == torch.float32
+        and units.numel() >= LEAST_UNITS
+        and units.is_contiguous()
+        and is_plain(units)
+        and is_plain(norm)
+    )
+    if not suits or (run := kernels().scale) is None:
+        return None
+    shape = (*units.shape[:-1], units.shape[-1] // maxout)
+    in_place = maxout == 1 and not with_factor
+    out = units if in_place else units.new_empty(shape)
+    factor = units.new_empty(shape) if with_factor else None
+    norm = norm.contiguous()
+
+    def compute(begin: int, end: int) -> None:
+        where = None if factor is None else factor.data_ptr()
+        pointers = (units.data_ptr(), norm.data_ptr(), out.data_ptr(), where)
+        run(*pointers, shape[-1], maxout, scale, begin, end)
+
+    _share(compute, norm.numel(), units.numel())
+    return out, factor
+
+
 def _share(compute: Callable[[int, int], None], rows: int, numbers: int) -> None:
     """Calls ``compute`` with parts of all rows, in as many threads as pay."""
     threads = min(torch.get_num_threads(), rows, max(1, numbers // SMALLEST_SHARE))
@@ -210,15 +255,18 @@ def _load() -> Kernels:
     try:
         library = ctypes.CDLL(str(_compiled(compiler)))
         depthwise, winners = library.bcosvit_depthwise, library.bcosvit_winners
-        lanes = ctypes.c_long.in_dll(library, "bcosvit_lanes").value
+        scale, lanes = library.bcosvit_scale, ctypes.c_long.in_dll(library, "bcosvit_lanes").value
     except (OSError, RuntimeError, AttributeError, ValueError, subprocess.SubprocessError) as error:
         return Kernels(f"{compiler} failed: {' '.join(str(error).split())[:200]}")
-    pointer, rows = ctypes.c_void_p, [ctypes.c_long] * 2
-    depthwise.argtypes = [*[pointer] * 4, *[ctypes.c_float] * 2, *rows]
+    pointer, number = ctypes.c_void_p, ctypes.c_float
+    rows = [ctypes.c_long] * 2
+    depthwise.argtypes = [*[pointer] * 4, number, number, *rows]
     winners.argtypes = [*[pointer] * 6, *rows]
-    depthwise.restype = winners.restype = None
+    scale.argtypes = [*[pointer] * 4, ctypes.c_long, ctypes.c_long, number, *rows]
+    depthwise.restype = winners.restype = scale.restype = None
     pays = lanes >= LEAST_LANES
-    return Kernels(f"compiled by {compiler}", depthwise, winners if pays else None, lanes)
+    about = f"compiled by {compiler}"
+    return Kernels(about, depthwise, winners if pays else None, lanes, scale)
 
 
 def _compiled(compiler: str) -> Path:
