@@ -167,7 +167,7 @@ def winners_definition(grad, factor, weight, size, **window):
 )
 def test_the_adjoint_of_winners_is_torchs(wide_kernel, outputs, channels, taps, stride, padding):
     window = {"stride": stride, "padding": padding}
-    for gradients, size in ((1, (9, 11)), (2, (8, 150))):
+    for gradients, size in ((1, (9, 11)), (2, (8, 150)), (5, (7, 6))):
         given = winners_inputs(outputs, channels, taps, window, size, gradients)
         found = compiled.winners_adjoint(*given, size=size, **window)
         expected = winners_definition(*given, size, **window).float()

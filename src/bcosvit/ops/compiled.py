@@ -150,14 +150,15 @@ def winners_adjoint(
     Returns:
         [i·n, height, width, d].
     """
-    run, lanes = kernels().winners, kernels().lanes
+    run, lanes, gradients = kernels().winners, kernels().lanes, len(grad) // len(factor)
     grad = grad if grad.stride(3) == 1 else grad.contiguous()
     factor = factor.contiguous()
     (n, *out_size, outputs), (channels, *taps) = grad.shape, weight.shape[1:]
     # What a row of taps reaches lies together, and is cut into chunks of about the same length.
     reached = taps[1] * channels
     vectors = -(-reached // lanes)
-    chunks = -(-vectors // MOST_VECTORS)
+    # Two gradients need twice the registers, of which there are 16 of eight numbers.
+    chunks = -(-vectors // (MOST_VECTORS if gradients == 1 or lanes > 8 else 6))
     vectors = -(-vectors // chunks)
     chunk = vectors * lanes
     by_tap = weight.permute(2, 0, 3, 1).reshape(taps[0], 2, outputs, reached)
@@ -169,15 +170,15 @@ def winners_adjoint(
         (padding[1] + size[1]) * channels,
     )
     numbers = [*size, channels, *out_size, outputs, *taps, *stride, *padding, chunks, vectors]
-    numbers += [*grad.stride()[:3], len(factor), width]
+    numbers += [*grad.stride()[:3], len(factor), gradients, width]
     about = (ctypes.c_long * len(numbers))(*numbers)
 
     def compute(begin: int, end: int) -> None:
-        room = torch.empty(width + 2 * taps[0] * out_size[1] * outputs)
+        room = torch.empty(2 * width + 3 * taps[0] * out_size[1] * outputs)
         pointers = (t.data_ptr() for t in (grad, factor, by_tap, out, room))
         run(*pointers, about, begin, end)
 
-    _share(compute, n * size[0], out.numel())
+    _share(compute, -(-gradients // 2) * len(factor) * size[0], out.numel())
     return out
 
 
