@@ -46,7 +46,7 @@ LEAST_UNITS = 2**14
 """Numbers from which on scaling pays to have been compiled."""
 
 SMALLEST_SHARE = 2**18
-"""Numbers for which a thread of its own pays."""
+"""Results of a depthwise convolution for which a thread of its own pays."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ def winners_adjoint(
         pointers = (t.data_ptr() for t in (grad, factor, by_tap, out, room))
         run(*pointers, about, begin, end)
 
-    _share(compute, -(-gradients // 2) * len(factor) * size[0], out.numel())
+    rows = -(-gradients // 2) * len(factor) * size[0]
+    _share(compute, rows, grad.numel() * reached * taps[0] // 16)
     return out
 
 
@@ -217,12 +218,18 @@ def scaled(
         pointers = (units.data_ptr(), norm.data_ptr(), out.data_ptr(), where)
         run(*pointers, shape[-1], maxout, scale, begin, end)
 
-    _share(compute, norm.numel(), units.numel())
+    _share(compute, norm.numel(), units.numel() // 8)
     return out, factor
 
 
 def _share(compute: Callable[[int, int], None], rows: int, numbers: int) -> None:
-    """Calls ``compute`` with parts of all rows, in as many threads as pay."""
+    """Calls ``compute`` with parts of all rows, in as many threads as pay.
+
+    Args:
+        compute: Computes the rows from the first number up to the second one.
+        rows: How many there are.
+        numbers: The work, as that of so many results of a depthwise convolution.
+    """
     threads = min(torch.get_num_threads(), rows, max(1, numbers // SMALLEST_SHARE))
     if threads == 1:
         compute(0, rows)
