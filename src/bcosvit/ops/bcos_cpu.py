@@ -1,9 +1,9 @@
 """The B-cos transform on a CPU: the equation of ``bcos`` with fewer passes over memory.
 
-Products are bound by arithmetic, all else by memory. Results are therefore scaled in place, in
-blocks that stay in the cache; MaxOut compares halves of a tensor; images have their channels last,
-where a 1×1 convolution is a product; and an explanation keeps one tensor per layer, γ·|cos|^(B−1)
-with the MaxOut winner as its sign.
+Products are bound by arithmetic, all else by memory. Results are therefore scaled in place, by a
+kernel or in blocks that stay in the cache; MaxOut compares halves of a tensor; images have their
+channels last, where a 1×1 convolution is a product; and an explanation keeps one tensor per layer,
+γ·|cos|^(B−1) with the MaxOut winner as its sign.
 
 Letters: n batch, d inputs, c outputs, m units per output, h, w pixels.
 """
