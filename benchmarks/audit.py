@@ -40,6 +40,7 @@ from torch import Tensor
 import bcosvit
 from bcosvit.attribution import explain
 from bcosvit.auditing.clusters import class_evidence
+from bcosvit.auditing.cues import Cells, Copied
 from bcosvit.auditing.evidence import Evidence, collect_evidence
 from bcosvit.auditing.suspicions import Suspicion, find_suspicions
 from bcosvit.data.scenes import Scenes
@@ -208,16 +209,19 @@ def predict(model: AnyModel, images: Tensor) -> Tensor:
 
 def matches(found: Suspicion, val: Planted, evidence: Evidence, cue: str, label: int) -> bool:
     """Whether a suspicion is the cue: of its class, and on its pixels."""
-    candidate = found.candidate
-    if candidate.label != label:
+    found_cue = found.cue
+    if found_cue.label != label:
         return False
-    if candidate.kind != "cells":
-        return candidate.kind == {"border": "edge", "cast": "color"}.get(cue)
-    assert candidate.cluster is not None
-    grid = evidence.settings.grid
-    covered = F.adaptive_avg_pool2d(val.cue.float()[:, None], grid).flatten(1).numpy()
-    rows = candidate.cluster.rows
-    on = covered[evidence.cell_picture[rows], evidence.cell_index[rows]] > 0.1
+    if isinstance(found_cue, Cells):
+        grid = evidence.settings.grid
+        covered = F.adaptive_avg_pool2d(val.cue.float()[:, None], grid).flatten(1).numpy()
+        rows = found_cue.cluster.rows
+        on = covered[evidence.cell_picture[rows], evidence.cell_index[rows]] > 0.1
+    elif isinstance(found_cue, Copied):
+        masks = {n: found_cue.copy.mask(n, val.cue.shape[1:]) for n in found_cue.copy.where}
+        on = np.array([float(val.cue[n][mask].float().mean()) > 0.1 for n, mask in masks.items()])
+    else:
+        return found_cue.kind == {"border": "edge", "cast": "color"}.get(cue)
     return bool(on.mean() > 0.5) and cue not in ("cast", "blur")
 
 
@@ -226,6 +230,16 @@ def ranked(scores: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     return float(roc_auc_score(truth, scores)), float(average_precision_score(truth, scores))
+
+
+def use_of(model: AnyModel, val: Planted, cue: str, label: int) -> float:
+    """By how much the accuracy of a class falls if all of its pictures have a cue, and lose it: a
+    cue of few pictures is measured by more of them."""
+    members, random = (val.labels == label).nonzero().flatten(), np.random.default_rng(label)
+    clean = val.clean[members]
+    planted = torch.stack([plant(image, cue, random)[0] for image in clean])
+    with_cue, without = (predict(model, images) == label for images in (planted, clean))
+    return float(with_cue.float().mean() - without.float().mean())
 
 
 def spray(model: AnyModel, val: Planted, label: int, grid: int = 12) -> tuple[int, float, float]:
@@ -291,9 +305,7 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         "false_alarms": sum(each.significant and not is_planted(each) for each in found),
         "seconds_evidence": collected,
         "seconds": time.perf_counter() - start,
-        "first": [
-            [each.candidate.name, round(each.score, 3), each.significant] for each in found[:5]
-        ],
+        "first": [[each.cue.name, round(each.score, 3), each.significant] for each in found[:5]],
     }
     if not cues:
         return [row]
@@ -316,6 +328,7 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
             "class_accuracy_clean": float((after == val.labels)[own].float().mean()),
             "falls_by": float((before == val.labels)[with_cue].float().mean())
             - float((after == val.labels)[with_cue].float().mean()),
+            "falls_by_everywhere": use_of(model, val, cue, label),
             "rank": places[0] if places else None,
             "called_significant": bool(places) and ranking[places[0] - 1].significant,
         }

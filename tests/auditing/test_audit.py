@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ import bcosvit
 from bcosvit.attribution import CompletenessWarning
 from bcosvit.auditing import report, run
 from bcosvit.auditing.clusters import class_evidence
+from bcosvit.auditing.cues import Cells, margins
 from bcosvit.auditing.evidence import (
     FOR_LABEL,
     Evidence,
@@ -33,13 +33,7 @@ from bcosvit.auditing.evidence import (
 from bcosvit.auditing.mistakes import find_mistakes, grouped
 from bcosvit.auditing.report import write_audit
 from bcosvit.auditing.run import open_pictures
-from bcosvit.auditing.suspicions import (
-    Candidate,
-    _chosen,
-    _margins,
-    find_suspicions,
-    permutation_test,
-)
+from bcosvit.auditing.suspicions import find_suspicions, permutation_test
 from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.models.weights import CLASSES_KEY
@@ -179,14 +173,14 @@ def test_the_tag_is_the_first_suspicion(trained, tmp_path):
     classes = class_evidence(evidence)
     found = find_suspicions(predictor, pictures, evidence, classes, pairs=24)
     first = found[0]
-    assert first.candidate.label == 0 and first.significant
+    assert first.cue.label == 0 and first.significant
     # In the corner with the tag, or the edge that contains it.
-    if first.candidate.cluster is not None:
-        rows, columns = np.divmod(evidence.cell_index[first.candidate.cluster.rows], 8)
+    if first.cue.kind == "cells":
+        rows, columns = np.divmod(evidence.cell_index[first.cue.cluster.rows], 8)
         assert np.mean((rows < 2) & (columns < 2)) > 0.8
     assert first.turned > first.turned_control
     again = find_suspicions(predictor, pictures, evidence, classes, pairs=24)
-    assert [each.candidate.name for each in again] == [each.candidate.name for each in found]
+    assert [each.cue.name for each in again] == [each.cue.name for each in found]
     assert [each.p for each in again] == [each.p for each in found]
 
 
@@ -202,8 +196,8 @@ def test_permutation_counts_all_flips_of_signs():
 
 def test_margins_are_above_the_largest_other_logit():
     logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
-    assert _margins(logits, 0).tolist() == [1, -5]
-    assert _margins(logits, np.array([2, 1])).tolist() == [-1, 1]
+    assert margins(logits, 0).tolist() == [1, -5]
+    assert margins(logits, np.array([2, 1])).tolist() == [-1, 1]
 
 
 def test_the_control_is_as_many_of_the_strongest_cells_outside_the_cluster(trained, tmp_path):
@@ -211,8 +205,7 @@ def test_the_control_is_as_many_of_the_strongest_cells_outside_the_cluster(train
     evidence = Evidence(tmp_path / "one")
     cluster = max(class_evidence(evidence)[0].clusters, key=lambda each: len(each.rows))
     number = int(cluster.pictures[0])
-    bench = SimpleNamespace(evidence=evidence)
-    cue, control = _chosen(bench, Candidate(label=0, kind="cells", cluster=cluster), [number])
+    cue, control = Cells(label=0, cluster=cluster).chosen(evidence, np.array([number]))
     cells = cluster.cells_of(evidence, number)
     chosen = np.flatnonzero(cue[0])
     assert len(chosen) == min(3, len(cells)) and set(chosen) <= set(cells)
@@ -276,7 +269,7 @@ def test_clusters_of_few_classes_are_shown(trained, audited, tmp_path, monkeypat
     monkeypatch.setattr("bcosvit.auditing.report.DETAILED", 1)
     monkeypatch.setattr("bcosvit.auditing.report.LISTED", 1)
     page = write_again(trained, audited, tmp_path)
-    suspicious = audited.suspicions[0].candidate.label
+    suspicious = audited.suspicions[0].cue.label
     assert re.findall(r'<details class="class" data-class="(\d+)"', page) == [str(suspicious)]
     assert "The 1 classes of suspicions" in page and "tables have all 2" in page
     assert (tmp_path / "cells.csv").read_bytes() == (audited.folder / "cells.csv").read_bytes()

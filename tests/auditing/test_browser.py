@@ -37,7 +37,7 @@ def assert_filters_work(page, audited):
     assert visible() == len(audited.significant)
     page.uncheck("#only-significant")
     page.select_option("#class", "1")
-    assert visible() == sum(each.candidate.label == 1 for each in shown)
+    assert visible() == sum(each.cue.label == 1 for each in shown)
     assert page.locator("details.class:visible").count() == 1
     page.select_option("#class", "all")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bcosvit.auditing.cues import anchors, recolored
 from bcosvit.auditing.repeats import (
     AGAIN,
     cast_elsewhere,
@@ -11,7 +12,6 @@ from bcosvit.auditing.repeats import (
     edges_alike,
     found_again,
 )
-from bcosvit.auditing.suspicions import _anchors, _recolored
 
 CELL = 6
 
@@ -79,19 +79,19 @@ def test_copies_are_found_again_wherever_they_are():
         centers.append((int(row) + 4 + int(random.integers(-2, 3)), int(column) + 4))
     assert found_again(images, centered(*zip(*centers, strict=True))) == 1
     # The same places of pictures without it, and smooth surfaces.
-    anchors = centered(*zip(*centers, strict=True))
-    assert found_again(noise(12, 40), anchors) < 0.2
-    assert found_again(torch.full((12, 3, 40, 40), 0.5), anchors) == 0
-    assert found_again(images[:1], anchors[:1]) == 0
+    there = centered(*zip(*centers, strict=True))
+    assert found_again(noise(12, 40), there) < 0.2
+    assert found_again(torch.full((12, 3, 40, 40), 0.5), there) == 0
+    assert found_again(images[:1], there[:1]) == 0
 
 
 def test_the_patch_is_that_with_the_most_details_of_the_cells():
     images, cells = torch.zeros(1, 3, 24, 36), torch.zeros(1, 4, 4, dtype=torch.bool)
     images[..., 13:16, 20:25] = 1
     cells[0, 2, 1:] = True
-    assert _anchors(cells, images).tolist() == [[15, 22.5, 6, 9]]
+    assert anchors(cells, images).tolist() == [[15, 22.5, 6, 9]]
     cells[0, 2, 2] = False
-    assert _anchors(cells, images)[0, 1] != 22.5
+    assert anchors(cells, images)[0, 1] != 22.5
 
 
 def test_borders_are_alike_and_backgrounds_are_not():
@@ -107,9 +107,9 @@ def test_casts_move_black_and_white_points_only():
     black, white = colors(images).unbind(1)
     assert torch.equal(black, images.flatten(2).amin(2))
     new = torch.tensor([[0.1, 0.0, 0.0], [0.9, 0.7, 0.5]]).expand(3, 2, 3)
-    changed = _recolored(images, new)
+    changed = recolored(images, new)
     assert torch.allclose(colors(changed), new, atol=1e-6)
-    assert torch.allclose(_recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
+    assert torch.allclose(recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
 
 
 def test_a_cast_is_in_the_rest_of_the_picture_and_the_color_of_an_object_is_not():

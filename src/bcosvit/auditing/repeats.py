@@ -23,6 +23,8 @@ TAIL = 0.02
 AGAIN = 0.6
 """The correlation of details from which a patch counts as found again. That of parts of objects is
 about 0.35 at the best of all shifts, that of copies on photographs above 0.7."""
+AT_ONCE = 64
+"""Windows that are compared at a time, which bounds the memory."""
 FLAT = 0.01
 """The root mean square of differences between neighboring pixels below which a patch has no
 details that could be compared."""
@@ -44,29 +46,47 @@ def found_again(images: Tensor, anchors: Tensor) -> float:
     """
     if len(images) < 2:
         return 0.0
-    details = torch.cat(
-        [
-            F.pad(images.diff(dim=-1), (0, 1)),
-            F.pad(images.diff(dim=-2), (0, 0, 0, 1)),
-        ],
-        1,
-    )
     height, width = (max(2, round(float(side))) for side in anchors[0, 2:])
-    padded = F.pad(details, (2 * width, 2 * width, 2 * height, 2 * height))
+    padded = F.pad(details(images), (2 * width, 2 * width, 2 * height, 2 * height))
     patches, windows = [], []
     for each, (row, column) in zip(padded, anchors[:, :2].tolist(), strict=True):
         top, left = round(row - height / 2) + height, round(column - width / 2) + width
         windows.append(each[:, top : top + 3 * height, left : left + 3 * width])
         patches.append(each[:, top + height : top + 2 * height, left + width : left + 2 * width])
-    patch, window = torch.stack(patches), torch.stack(windows)
-    least = FLAT * patch[0].numel() ** 0.5
-    size = patch.flatten(1).norm(dim=1).clamp_min(least)
-    ones = patch.new_ones(1, 1, height, width)
-    there = F.conv2d((window**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
-    # [N windows, N patches, shifts]
-    correlation = (F.conv2d(window, patch) / there).flatten(2).amax(2) / size
+    seen = likeness(torch.stack(windows), torch.stack(patches))[0] >= AGAIN
     pairs = ~torch.eye(len(images), dtype=torch.bool)
-    return float((correlation[pairs] >= AGAIN).float().mean())
+    return float(seen[pairs].float().mean())
+
+
+def details(images: Tensor) -> Tensor:
+    """Differences between neighboring pixels, to the right and down [N, 6, H, W]."""
+    across, down = images.diff(dim=-1), images.diff(dim=-2)
+    return torch.cat([F.pad(across, (0, 1)), F.pad(down, (0, 0, 0, 1))], 1)
+
+
+def likeness(windows: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns how well each patch is found anywhere in each window, and where.
+
+    Args:
+        windows: Details of parts of pictures [N, 6, H, W], from `details`.
+        patches: Details of smaller parts [P, 6, h, w].
+
+    Returns:
+        The largest correlation of all shifts, 1 for exact copies [N, P], and the row and column in
+        the window of the patch's corner there [N, P, 2].
+    """
+    least = FLAT * patches[0].numel() ** 0.5
+    size = patches.flatten(1).norm(dim=1).clamp_min(least)
+    ones = patches.new_ones(1, 1, *patches.shape[-2:])
+    there = F.conv2d((windows**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
+    best, places = [], []
+    for some, its in zip(windows.split(AT_ONCE), there.split(AT_ONCE), strict=True):
+        values, place = (F.conv2d(some, patches) / its).flatten(2).max(2)
+        best.append(values)
+        places.append(place)
+    width = windows.shape[-1] - patches.shape[-1] + 1
+    place = torch.cat(places)
+    return torch.cat(best) / size, torch.stack([place // width, place % width], 2)
 
 
 def edges_alike(own: Tensor, other: Tensor) -> float:

@@ -18,10 +18,11 @@ from PIL import Image, ImageDraw
 from bcosvit.attribution import explain
 from bcosvit.attribution.color import SMOOTH, color_image
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
+from bcosvit.auditing.cues import Cells, Copied
 from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
 from bcosvit.auditing.mistakes import Mistake, MistakeGroup, grouped
 from bcosvit.auditing.repeats import EDGE
-from bcosvit.auditing.suspicions import KINDS, Suspicion
+from bcosvit.auditing.suspicions import Suspicion
 from bcosvit.files import atomic, read_regular
 from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
 from bcosvit.metrics.evaluation import write_summary, write_table
@@ -132,9 +133,9 @@ class Audit:
 def suspicion_row(found: Suspicion) -> dict[str, Any]:
     """Returns a suspicion as a row of a table."""
     return {
-        "name": found.candidate.name,
+        "name": found.cue.name,
         "class": found.class_name,
-        "kind": found.candidate.kind,
+        "kind": found.cue.kind,
         "significant": found.significant,
         "verdict": found.verdict,
         "score": found.score,
@@ -442,7 +443,6 @@ def _view(audit: Audit, gallery: _Gallery) -> dict[str, Any]:
     on = evidence.on_object
     known = np.zeros(0, np.int64) if on is None else np.flatnonzero(~np.isnan(on[:, 0]))
     return {
-        "kinds": KINDS,
         "suspicions": [_suspicion(audit, gallery, each) for each in audit.suspicions[:LISTED]],
         "classes": [_class(gallery, each, evidence) for each in _detailed(audit)],
         "accuracies": audit.accuracies,
@@ -474,19 +474,19 @@ def _view(audit: Audit, gallery: _Gallery) -> dict[str, Any]:
 
 
 def _suspicion(audit: Audit, gallery: _Gallery, found: Suspicion) -> dict[str, Any]:
-    evidence, cluster = audit.evidence, found.candidate.cluster
+    evidence, cue = audit.evidence, found.cue
     if found.affected:
         numbers = [number for number, _ in found.affected[:EXAMPLES]]
-    elif cluster is not None:
-        numbers = _best(evidence, cluster)
+    elif isinstance(cue, Cells):
+        numbers = _best(evidence, cue.cluster)
     else:
-        numbers = np.flatnonzero(evidence.label == found.candidate.label)[:EXAMPLES].tolist()
+        numbers = cue.members(evidence)[:EXAMPLES].tolist()
     examples = []
     for number in numbers:
-        cells = None if cluster is None else cluster.cells_of(evidence, number)
-        shown = [gallery.whole(number, cells, edge=found.candidate.kind == "edge")]
+        cells = cue.cells_of(evidence, number) if isinstance(cue, Cells | Copied) else None
+        shown = [gallery.whole(number, cells, edge=cue.kind == "edge")]
         if cells is not None:
-            shown += gallery.cutouts(number, cells, found.candidate.label)
+            shown += gallery.cutouts(number, cells, cue.label)
         examples.append({"number": number, "shown": shown})
     return {"found": found, "examples": examples}
 
@@ -501,7 +501,7 @@ def _best(evidence: Evidence, cluster: Cluster) -> list[int]:
 
 def _detailed(audit: Audit) -> list[ClassEvidence]:
     """The classes of which clusters are shown: those of suspicions, then the worst ones."""
-    suspicious = [each.candidate.label for each in audit.suspicions[:LISTED]]
+    suspicious = [each.cue.label for each in audit.suspicions[:LISTED]]
     order = sorted(audit.classes, key=lambda e: (e.label not in suspicious, e.accuracy, e.label))
     return sorted(order[:DETAILED], key=lambda each: each.label)
 

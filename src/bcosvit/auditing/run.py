@@ -84,7 +84,7 @@ def audit(
     Examples:
         >>> import bcosvit
         >>> found = bcosvit.audit("best.safetensors", "photos/", out="audit")  # doctest: +SKIP
-        >>> found.suspicions[0].candidate.name  # doctest: +SKIP
+        >>> found.suspicions[0].cue.name  # doctest: +SKIP
         '2.1'
     """
     require("sklearn.cluster", extra="audit", purpose="An audit")

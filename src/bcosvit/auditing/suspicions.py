@@ -1,7 +1,7 @@
 """Suspicions: cues on which a class depends, ranked by what was measured when they were moved.
 
-A cue is a cluster of cells, the edge of the pictures, or their cast of color. It is tested by two
-interventions, each beside its control:
+A cue is a cluster of cells, the same pixels in several pictures, the edge of the pictures, or their
+cast of color. It is tested by two interventions, each beside its control:
 
 * **Transfer**: the cue is copied from a picture of the class onto a picture of the class's rival,
   the class that comes next once the cue is removed. If the model then predicts the class, the cue
@@ -37,25 +37,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bcosvit.auditing.clusters import ClassEvidence, Cluster
+from bcosvit.auditing.clusters import ClassEvidence
+from bcosvit.auditing.copies import Copies
+from bcosvit.auditing.cues import Bench, Cells, Color, Copied, Cue, Edge, margins
 from bcosvit.auditing.evidence import Array, Evidence, Progress
-from bcosvit.auditing.repeats import EDGE, REST, cast_elsewhere, colors, edges_alike, found_again
+from bcosvit.auditing.repeats import colors
 from bcosvit.metrics.loader import Images
-from bcosvit.models.base import AnyModel
 from bcosvit.predictor import Predictor
 
-AREA = 0.05
-"""The share of a picture's cells that is transferred or removed at most."""
-LEAST = {"cells": (0.40, 0.30), "edge": (0.40, 0.30), "color": (0.75, 0.40)}
-"""What is called large at least: the share of pictures that the transfer turns, less the control,
-and the lower end of the interval of its effect. Of casts more is asked: the photographs of a class
-that need their colors most may have nearly the same ones."""
-REPEATS = {"cells": 0.2, "edge": 0.9, "color": 0.9}
-"""How much a cue must repeat at least. Parts of objects stay below 0.1 as cells, and copies are
-above 0.4; clusters may hold both."""
 VARYING = 1 / 3
 """What the effect of a cue that does not repeat counts for in the ranking."""
 ALPHA = 0.05
@@ -65,12 +56,8 @@ CONSIDERED = 100
 """Pictures of a class among which those that need their edge or colors most are looked for."""
 GIVEN_UP = 0.05
 """The effect below which a candidate is given up after a few transfers."""
-LEAST_CELLS = 3
-"""Cells that are transferred even if they are more than ``AREA``."""
 COMPARED = 96
 """Pictures of other classes that edges and colors are compared with."""
-PAIRED = 24
-"""Pictures of a cluster of which each pair is compared."""
 NEED = 0.5
 """How much an edge or color must be needed by a picture to be copied from there, relative to those
 that need it most: not all pictures of the class may have it."""
@@ -81,38 +68,16 @@ DETAILED = 8
 PER_CLASS = 5
 """Clusters of a class that are tested, those with the most evidence per picture."""
 SMALLEST_SHARE = 0.005
-SMALLEST_COUNT = 5
-"""Clusters with less evidence or in fewer correct pictures are not tested."""
-
-KINDS = {"cells": "Cells that look alike", "edge": "Edge of the picture", "color": "Cast of color"}
-REPEATING = {
-    "cells": "is found again in other pictures nearly to the pixel",
-    "edge": "is the same in its pictures",
-    "color": "is in the rest of its pictures, too",
-}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Candidate:
-    """A cue that may be suspicious."""
-
-    label: int
-    kind: str
-    """A key of ``KINDS``."""
-    cluster: Cluster | None = None
-    beside: bool = False
-    """Whether cells beside the cluster's may belong to the cue, too: they are no control."""
-
-    @property
-    def name(self) -> str:
-        return self.cluster.name if self.cluster is not None else f"{self.label}.{self.kind}"
+"""Clusters with less evidence are not tested."""
+COPIES = 100
+"""Where the places of copies begin, behind those of all other cues of a class."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Suspicion:
     """A cue and what was measured about it."""
 
-    candidate: Candidate
+    cue: Cue
     class_name: str
     pictures: int
     """Pictures of the class with the cue."""
@@ -157,19 +122,19 @@ class Suspicion:
     def score(self) -> float:
         """What suspicions are ranked by: the effect of the transfer, relative to the smallest that
         is called large for cells; a third of it for a cue that does not repeat."""
-        turned, low = LEAST["cells"]
+        turned, low = Cue.large
         effect = ((self.turned - self.turned_control) / turned + self.low / low) / 2
         return effect if self.repeated else VARYING * effect
 
     @property
     def repeated(self) -> bool:
         """Whether the cue is the same in its pictures, like something that was added."""
-        return self.repeats >= REPEATS[self.candidate.kind]
+        return self.repeats >= self.cue.repeats_least
 
     @property
     def strong(self) -> bool:
         """Whether the effect is large, and no coincidence."""
-        turned, low = LEAST[self.candidate.kind]
+        turned, low = self.cue.large
         large = self.turned - self.turned_control >= turned and self.low >= low
         return self.p_corrected < ALPHA and large
 
@@ -188,14 +153,14 @@ class Suspicion:
     @property
     def reasons(self) -> list[str]:
         """What speaks for the cue being a shortcut, in words."""
-        cluster, found = self.candidate.cluster, []
+        cluster, found = getattr(self.cue, "cluster", None), []
         if self.share is not None and self.share >= 0.25:
             found.append(f"carries {_percent(self.share)} of the class's positive evidence")
         if self.pictures <= 0.25 * self.class_pictures:
             among = _percent(self.pictures / self.class_pictures)
             found.append(f"is in few of the class's pictures ({among})")
         if self.repeated:
-            found.append(REPEATING[self.candidate.kind])
+            found.append(self.cue.repeating)
         if cluster is not None and cluster.off_object is not None and cluster.off_object > 0.5:
             found.append(f"lies beside the object ({_percent(cluster.off_object)} of its area)")
         if cluster is not None and cluster.elsewhere > 0.5:
@@ -206,7 +171,7 @@ class Suspicion:
                 f"where it is absent the class is recognized less often ({_percent(without)} "
                 f"instead of {_percent(self.accuracy_with)})"
             )
-        if self.turned - self.turned_control >= LEAST[self.candidate.kind][0]:
+        if self.turned - self.turned_control >= self.cue.large[0]:
             found.append("is enough by itself: other pictures become the class with it")
         if self.lost - self.lost_control >= 0.1:
             found.append(
@@ -218,46 +183,6 @@ class Suspicion:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Bench:
-    """What interventions need."""
-
-    model: AnyModel
-    pictures: Images
-    evidence: Evidence
-    batch_size: int
-    known: dict[int, Tensor]
-    """Logits of pictures as they are."""
-    mean: Tensor
-    """Black and white point of the data's colors, on average [2, 3]."""
-
-    def margins(self, numbers: Array, label: int | Array) -> Array:
-        """Margins of pictures as they are."""
-        new = [number for number in dict.fromkeys(numbers.tolist()) if number not in self.known]
-        for start in range(0, len(new), self.batch_size):
-            part = new[start : start + self.batch_size]
-            self.known.update(zip(part, self.logits(self.images(np.array(part))), strict=True))
-        return _margins(torch.stack([self.known[number] for number in numbers.tolist()]), label)
-
-    def images(self, numbers: Array) -> Tensor:
-        reference = next(self.model.parameters())
-        return torch.stack(
-            [self.pictures[int(self.evidence.index[number])][0] for number in numbers]
-        ).to(reference)
-
-    @torch.no_grad()
-    def logits(self, images: Tensor, gone: Tensor | None = None) -> Tensor:
-        """Logits on the CPU; ``gone`` [B, H, W] are pixels that become zero when encoded."""
-        found = []
-        for start in range(0, len(images), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            encoded = self.model.encoding(images[part])
-            if gone is not None:
-                encoded = encoded * (~gone[part])[:, None]
-            found.append(self.model.from_encoded(encoded).float().cpu())
-        return torch.cat(found)
 
 
 def find_suspicions(
@@ -289,7 +214,7 @@ def find_suspicions(
     Returns:
         All candidates that were tested, the most suspicious first.
     """
-    bench = _Bench(
+    bench = Bench(
         model=predictor.model,
         pictures=pictures,
         evidence=evidence,
@@ -297,19 +222,19 @@ def find_suspicions(
         known={},
         mean=_mean_colors(pictures, evidence, seed).to(next(predictor.model.parameters())),
     )
-    candidates = _candidates(evidence, classes)
+    candidates = _candidates(evidence, classes, Copies(evidence, pictures, seed), progress)
     by_class = {each.label: each for each in classes}
     found = []
-    for number, (place, candidate) in enumerate(candidates[:tests]):
+    for number, (place, cue) in enumerate(candidates[:tests]):
         # A seed for each, so that one test does not depend on the others.
-        random = np.random.default_rng([seed, candidate.label, place])
-        measured = _measure(bench, candidate, by_class[candidate.label], pairs, random)
+        random = np.random.default_rng([seed, cue.label, place])
+        measured = _measure(bench, cue, by_class[cue.label], pairs, random)
         if measured is not None:
             found.append(measured)
         if progress is not None:
             progress(number + 1, len(candidates[:tests]), "suspicions")
     found = _corrected(found)
-    found.sort(key=lambda each: (not each.significant, -each.score, each.candidate.name))
+    found.sort(key=lambda each: (not each.significant, -each.score, each.cue.name))
     return [
         replace(each, affected=_affected(bench, each))
         if rank < DETAILED or each.significant
@@ -319,97 +244,102 @@ def find_suspicions(
 
 
 def _candidates(
-    evidence: Evidence, classes: Sequence[ClassEvidence]
-) -> list[tuple[int, Candidate]]:
-    """Candidates with their places within their classes, the first ones of all classes first."""
-    found: list[tuple[int, float, Candidate]] = []
-    for each in classes:
+    evidence: Evidence,
+    classes: Sequence[ClassEvidence],
+    copies: Copies,
+    progress: Progress | None,
+) -> list[tuple[int, Cue]]:
+    """Cues with their places within their classes, the first ones of all classes first."""
+    found: list[tuple[int, int, Cue]] = []
+    for number, each in enumerate(classes):
         able = [
             cluster
             for cluster in each.clusters
             if cluster.share >= SMALLEST_SHARE
-            and evidence.correct[cluster.pictures].sum() >= SMALLEST_COUNT
+            and evidence.correct[cluster.pictures].sum() >= Cells.fewest
         ]
         # Rare clusters carry little in sum, so evidence per picture counts.
         able.sort(key=lambda c: (-c.mean * each.pictures / len(c.pictures), c.number))
-        mine = [
-            Candidate(label=each.label, kind="cells", cluster=cluster)
-            for cluster in able[:PER_CLASS]
+        mine: list[Cue] = [Cells(label=each.label, cluster=one) for one in able[:PER_CLASS]]
+        mine[1:1] = [Edge(label=each.label), Color(label=each.label)]
+        found += [(place, place, cue) for place, cue in enumerate(mine)]
+        # Before all others, since there are few; with places of their own.
+        found += [
+            (-1, COPIES + copy.number, Copied(label=each.label, copy=copy))
+            for copy in copies.find(each.label)
         ]
-        mine[1:1] = [Candidate(label=each.label, kind=kind) for kind in ("edge", "color")]
-        for place, candidate in enumerate(mine):
-            share = 1.0 if candidate.cluster is None else candidate.cluster.share
-            found.append((place, -share, candidate))
-    found.sort(key=lambda item: item[:2])
-    return [(place, candidate) for place, _, candidate in found]
+        if progress is not None:
+            progress(number + 1, len(classes), "copies")
+    found.sort(key=lambda item: (item[0], -item[2].weight))
+    return [(place, cue) for _, place, cue in found]
 
 
 def _measure(
-    bench: _Bench, candidate: Candidate, own: ClassEvidence, pairs: int, random: Any
+    bench: Bench, cue: Cue, own: ClassEvidence, pairs: int, random: Any
 ) -> Suspicion | None:
-    evidence, label = bench.evidence, candidate.label
+    evidence, label = bench.evidence, cue.label
     members = np.flatnonzero(evidence.label == label)
-    has = members if candidate.cluster is None else candidate.cluster.pictures
+    has = cue.members(evidence)
     sources = has[evidence.correct[has]]
     others = np.flatnonzero(evidence.correct & (evidence.label != label))
-    if len(sources) < SMALLEST_COUNT or not len(others):
+    if len(sources) < cue.fewest or not len(others):
         return None
-    if candidate.kind != "cells":
-        # An edge or a cast need not be in all pictures: those that need it most.
+    if cue.everywhere:
+        # It need not be in all pictures: those that need it most.
         sources = random.permutation(sources)[:CONSIDERED]
-        falls = bench.margins(sources, label) - _margins(_without(bench, candidate, sources), label)
+        falls = bench.margins(sources, label) - margins(cue.without(bench, sources), label)
         order = np.argsort(-falls, kind="stable")[: max(FEW, len(sources) // 10)]
-        enough = NEED * np.median(falls[order[:SMALLEST_COUNT]])
-        needed = max(SMALLEST_COUNT, int((falls[order] >= enough).sum()))
+        enough = NEED * np.median(falls[order[: cue.fewest]])
+        needed = max(cue.fewest, int((falls[order] >= enough).sum()))
         sources = sources[order[:needed]]
     sources = random.permutation(sources)[:pairs]
-    repeats = _repeats(bench, candidate, sources, random.choice(others, COMPARED))
-    if candidate.kind == "cells" and repeats >= REPEATS["cells"]:
-        # A copy can be larger than the cells of one cluster.
-        candidate = replace(candidate, beside=True)
+    repeats = cue.repeats(bench, sources, random.choice(others, COMPARED))
+    cue = cue.measured(repeats)
     compare = random.choice(others, len(sources))
-    without = _without(bench, candidate, sources)
+    without = cue.without(bench, sources)
     classes = without.argmax(1).numpy()
-    lost_control, control_falls = _control_removal(bench, candidate, sources, compare)
+    control_after, control_before = cue.control_removal(bench, sources, compare)
     from_ = np.arange(pairs) % len(sources)
     onto = (
         random.choice(others, pairs)
-        if candidate.kind == "color"
+        if cue.onto_any
         else _rivals(evidence, without, label, others, from_, random)
     )
-    before, after = bench.margins(sources, label), _margins(without, label)
+    before, after = bench.margins(sources, label), margins(without, label)
     gap = before[from_] - bench.margins(onto, label)
     few = min(FEW, pairs)
-    cue, control = _transfer(bench, candidate, sources[from_[:few]], onto[:few], random)
-    complete = pairs == few or bool((cue - control).mean() > GIVEN_UP * gap[:few].mean())
+    copied, control = _transfer(bench, cue, sources[from_[:few]], onto[:few], random)
+    complete = pairs == few or bool((copied - control).mean() > GIVEN_UP * gap[:few].mean())
     if complete and pairs > few:
-        more = _transfer(bench, candidate, sources[from_[few:]], onto[few:], random)
-        cue, control = (np.concatenate(both) for both in zip((cue, control), more, strict=True))
-    made = len(cue)
+        more = _transfer(bench, cue, sources[from_[few:]], onto[few:], random)
+        copied, control = (
+            np.concatenate(both) for both in zip((copied, control), more, strict=True)
+        )
+    made = len(copied)
     # Transfers from the same picture are not independent, so that pictures are counted.
     used = np.unique(from_[:made])
-    moved = np.array([(cue - control)[from_[:made] == each].mean() for each in used])
+    moved = np.array([(copied - control)[from_[:made] == each].mean() for each in used])
     scale = float(gap[:made].mean())
     low, high = (end / scale for end in _interval(moved, random))
     names, counts = np.unique(classes[classes != label], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:3]
     absent = np.setdiff1d(members, has)
     return Suspicion(
-        candidate=candidate,
+        cue=cue,
         class_name=own.name,
         pictures=len(has),
         class_pictures=len(members),
-        share=_share(bench, candidate, members),
+        share=cue.share(evidence),
         transfers=made,
-        turned=float((cue > 0).mean()),
+        turned=float((copied > 0).mean()),
         turned_control=float((control > 0).mean()),
         effect=float(moved.mean()) / scale,
         low=low,
         high=high,
         removals=len(sources),
         lost=float((classes != label).mean()),
-        lost_control=lost_control,
-        needed=float((before - after).mean() - control_falls) / scale,
+        lost_control=float((control_after <= 0).mean()),
+        needed=float((before - after).mean() - (control_before - control_after).mean()) / scale,
         becomes=tuple(
             (evidence.settings.classes[int(names[at])], float(counts[at] / len(classes)))
             for at in order
@@ -420,16 +350,6 @@ def _measure(
         repeats=repeats,
         complete=complete,
     )
-
-
-def _margins(logits: Tensor, label: int | Array) -> Array:
-    """By how much the logit of a class is above all others; positive where it is predicted.
-
-    The class is the same for all pictures, or one of each.
-    """
-    labels = torch.as_tensor(label).expand(len(logits)).unsqueeze(1)
-    own = logits.gather(1, labels).squeeze(1)
-    return (own - logits.scatter(1, labels, -torch.inf).amax(1)).double().numpy()
 
 
 def _rivals(
@@ -447,156 +367,11 @@ def _rivals(
 
 
 def _transfer(
-    bench: _Bench, candidate: Candidate, from_: Array, onto: Array, random: Any
+    bench: Bench, cue: Cue, from_: Array, onto: Array, random: Any
 ) -> tuple[Array, Array]:
     """The margins of pictures when the cue is copied there, and in the control."""
-    source, target = bench.images(from_), bench.images(onto)
-    if candidate.kind == "cells":
-        cue, control = (_pixels(each, source) for each in _chosen(bench, candidate, from_))
-        images = torch.where(cue[:, None], source, target)
-        controls = torch.where(control[:, None], source, target)
-    else:
-        move = _copy_edge if candidate.kind == "edge" else _copy_color
-        evidence = bench.evidence
-        # From other pictures of the class that the cue is copied onto.
-        compare = [
-            random.choice(np.flatnonzero(evidence.correct & (evidence.label == own)))
-            for own in evidence.label[onto]
-        ]
-        images, controls = move(source, target), move(bench.images(np.array(compare)), target)
-    return (
-        _margins(bench.logits(images), candidate.label),
-        _margins(bench.logits(controls), candidate.label),
-    )
-
-
-def _without(bench: _Bench, candidate: Candidate, numbers: Array) -> Tensor:
-    """Logits without the cue."""
-    found = []
-    for start in range(0, len(numbers), bench.batch_size):
-        some = numbers[start : start + bench.batch_size]
-        images = bench.images(some)
-        if candidate.kind == "color":
-            images = _recolored(images, bench.mean.expand(len(images), -1, -1))
-            found.append(bench.logits(images))
-        else:
-            gone = (
-                _edge(images).expand(len(images), -1, -1)
-                if candidate.kind == "edge"
-                else _pixels(_chosen(bench, candidate, some)[0], images)
-            )
-            found.append(bench.logits(images, gone))
-    return torch.cat(found)
-
-
-def _control_removal(
-    bench: _Bench, candidate: Candidate, numbers: Array, compare: Array
-) -> tuple[float, float]:
-    """How many pictures lose their class in the control, and by how much margins fall."""
-    if candidate.kind == "cells":
-        images = bench.images(numbers)
-        gone = _pixels(_chosen(bench, candidate, numbers)[1], images)
-        after = _margins(bench.logits(images, gone), candidate.label)
-        before = bench.margins(numbers, candidate.label)
-    else:
-        labels = bench.evidence.label[compare]
-        after = _margins(_without(bench, candidate, compare), labels)
-        before = bench.margins(compare, labels)
-    return float((after <= 0).mean()), float((before - after).mean())
-
-
-def _chosen(bench: _Bench, candidate: Candidate, numbers: Array) -> tuple[Tensor, Tensor]:
-    """Some of the cue's cells in pictures, and as many other strong ones [B, G, G]."""
-    assert candidate.cluster is not None
-    evidence, grid = bench.evidence, bench.evidence.settings.grid
-    most = max(LEAST_CELLS, round(AREA * grid**2))
-    cue = torch.zeros(len(numbers), grid * grid, dtype=torch.bool)
-    control = torch.zeros_like(cue)
-    for row, number in enumerate(numbers):
-        cells = candidate.cluster.cells_of(evidence, number)
-        rows, columns = np.divmod(np.arange(grid * grid), grid)
-        away = np.maximum(
-            np.abs(rows[:, None] - rows[cells]), np.abs(columns[:, None] - columns[cells])
-        )
-        # Around one of them, which is not the strongest: that of any object would be better than
-        # the other cells.
-        start = np.random.default_rng([candidate.label, number]).integers(len(cells))
-        chosen = cells[np.argsort(away[cells, start], kind="stable")[:most]]
-        cue[row, torch.from_numpy(chosen)] = True
-        strength = evidence.cells[number, 0].ravel().astype(np.float64)
-        order = np.lexsort([-strength, away.min(1) <= candidate.beside])
-        control[row, torch.from_numpy(order[: len(chosen)].copy())] = True
-    return cue.unflatten(1, (grid, grid)), control.unflatten(1, (grid, grid))
-
-
-def _pixels(cells: Tensor, images: Tensor) -> Tensor:
-    """The pixels [B, H, W] of cells [B, G, G]."""
-    grid = cells.shape[-1]
-    rows, columns = (torch.arange(side) * grid // side for side in images.shape[-2:])
-    return cells[:, rows][:, :, columns].to(images.device)
-
-
-def _edge(images: Tensor) -> Tensor:
-    """The pixels of the edge [1, H, W]."""
-    height, width = images.shape[-2:]
-    wide = max(1, round(EDGE * min(height, width)))
-    mask = torch.ones(1, height, width, dtype=torch.bool, device=images.device)
-    mask[:, wide:-wide, wide:-wide] = False
-    return mask
-
-
-def _repeats(bench: _Bench, candidate: Candidate, numbers: Array, compare: Array) -> float:
-    """How much the cue is the same in pictures."""
-    if candidate.kind == "cells":
-        numbers = numbers[:PAIRED]
-        images = bench.images(numbers).float().cpu()
-        return found_again(images, _anchors(_chosen(bench, candidate, numbers)[0], images))
-    own, other = (bench.images(each).float().cpu() for each in (numbers, compare))
-    if candidate.kind == "edge":
-        return max(0.0, edges_alike(own, other))
-    return cast_elsewhere(
-        own, other, _rest(bench, numbers, own.shape[-2:]), _rest(bench, compare, own.shape[-2:])
-    )
-
-
-def _anchors(cells: Tensor, images: Tensor) -> Tensor:
-    """The cell with the most details of those that are chosen [B, G, G], as `found_again` takes
-    it."""
-    grid = cells.shape[-1]
-    across, down = (images.diff(dim=dim).square().sum(1) for dim in (-1, -2))
-    details = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
-    each = F.adaptive_avg_pool2d(details, grid).masked_fill(~cells, -1)
-    best = each.flatten(1).argmax(1)
-    sides = torch.tensor([side / grid for side in images.shape[-2:]])
-    centers = (torch.stack([best // grid, best % grid], 1) + 0.5) * sides
-    return torch.cat([centers, sides.expand(len(centers), -1)], 1)
-
-
-def _rest(bench: _Bench, numbers: Array, size: Sequence[int]) -> Tensor:
-    """The pixels of the cells with the least evidence [B, H, W]."""
-    grid = bench.evidence.settings.grid
-    strength = bench.evidence.cells[numbers, 0].reshape(len(numbers), -1)
-    order = strength.argsort(1, kind="stable")[:, : round(REST * grid * grid)]
-    cells = torch.zeros(len(numbers), grid * grid, dtype=torch.bool)
-    cells.scatter_(1, torch.from_numpy(order.copy()), True)
-    return _pixels(cells.unflatten(1, (grid, grid)), torch.empty(0, *size))
-
-
-def _copy_edge(source: Tensor, target: Tensor) -> Tensor:
-    return torch.where(_edge(target)[:, None], source, target)
-
-
-def _copy_color(source: Tensor, target: Tensor) -> Tensor:
-    return _recolored(target, colors(source))
-
-
-def _recolored(images: Tensor, new: Tensor) -> Tensor:
-    """Images with other black and white points of their channels [B, 2, 3]."""
-    (black, white), (new_black, new_white) = (
-        each[..., None, None].unbind(1) for each in (colors(images), new)
-    )
-    inside = (images - black) / (white - black).clamp_min(1e-3)
-    return (inside * (new_white - new_black) + new_black).clamp(0, 1)
+    images, controls = cue.transfer(bench, from_, onto, random)
+    return margins(bench.logits(images), cue.label), margins(bench.logits(controls), cue.label)
 
 
 def _mean_colors(pictures: Images, evidence: Evidence, seed: int, most: int = 200) -> Tensor:
@@ -606,25 +381,11 @@ def _mean_colors(pictures: Images, evidence: Evidence, seed: int, most: int = 20
     return torch.stack(each).mean(0)
 
 
-def _share(bench: _Bench, candidate: Candidate, members: Array) -> float | None:
-    if candidate.cluster is not None:
-        return candidate.cluster.share
-    if candidate.kind == "color":
-        return None
-    cells = np.clip(bench.evidence.cells[members, 0].astype(np.float64), 0, None)
-    total, inner = cells.sum(), cells[:, 1:-1, 1:-1].sum()
-    return float((total - inner) / total) if total else 0.0
-
-
-def _affected(bench: _Bench, found: Suspicion, most: int = 400) -> tuple[tuple[int, float], ...]:
+def _affected(bench: Bench, found: Suspicion, most: int = 400) -> tuple[tuple[int, float], ...]:
     """By how much margins fall without the cue, for the pictures that have it."""
-    candidate, label = found.candidate, found.candidate.label
-    has = (
-        np.flatnonzero(bench.evidence.label == label)
-        if candidate.cluster is None
-        else candidate.cluster.pictures
-    )[:most]
-    falls = bench.margins(has, label) - _margins(_without(bench, candidate, has), label)
+    cue = found.cue
+    has = cue.members(bench.evidence)[:most]
+    falls = bench.margins(has, cue.label) - margins(cue.without(bench, has), cue.label)
     each = zip(has.tolist(), falls.tolist(), strict=True)
     return tuple(sorted(each, key=lambda item: (-item[1], item[0])))
 

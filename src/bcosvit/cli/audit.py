@@ -90,7 +90,7 @@ def audit(
     for each in found.suspicions[:5]:
         numbers = (each.turned, each.turned_control, each.lost, each.lost_control)
         style = "bold red" if each.significant else None
-        row = [each.candidate.name, escape(each.class_name)]
+        row = [each.cue.name, escape(each.class_name)]
         row += [f"{number:.0%}" for number in numbers]
         table.add_row(*row, f"{each.p_corrected:.2g}", style=style)
     Console().print(table)

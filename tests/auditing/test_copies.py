@@ -1,0 +1,125 @@
+"""Copies are found where few pictures have them, and by nothing that other classes have, too."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bcosvit.auditing.copies import Copies, cell_windows, find_patches
+from bcosvit.auditing.cues import Copied
+from bcosvit.auditing.repeats import details, likeness
+from tests.auditing.test_repeats import noise
+
+GRID, SIDE, TAG = 6, 48, 10
+
+
+class Store(SimpleNamespace):
+    """Evidence that was made up."""
+
+    def __len__(self):
+        return len(self.label)
+
+
+def scene(having, *, elsewhere=(), count=40, classes=2, seed=0):
+    """Pictures, labels and evidence; some of class 0 have a tag somewhere, and some of class 1."""
+    images, random = noise(count * classes, SIDE, seed), np.random.default_rng(seed)
+    # Of squares that are large enough to be seen at a reduced size.
+    tag = torch.rand(3, TAG // 5, TAG // 5, generator=torch.Generator().manual_seed(9)).round()
+    tag = tag.repeat_interleave(5, 1).repeat_interleave(5, 2)
+    corners = {}
+    for number in [*having, *(count + other for other in elsewhere)]:
+        top, left = random.integers(0, SIDE - TAG, 2).tolist()
+        images[number, :, top : top + TAG, left : left + TAG] = tag
+        corners[number] = (top, left)
+    cells = random.random((len(images), 2, GRID, GRID)).astype(np.float32)
+    for number, (top, left) in corners.items():
+        # The model sees it, but not most of all.
+        at = [(2 * corner + TAG) * GRID // (2 * SIDE) for corner in (top, left)]
+        cells[number, :, at[0], at[1]] = 0.7
+    evidence = Store(
+        label=np.repeat(np.arange(classes), count),
+        index=np.arange(len(images)),
+        cells=cells,
+        settings=SimpleNamespace(grid=GRID),
+    )
+    return images, evidence, corners
+
+
+def found(images, evidence, label=0):
+    return Copies(evidence, [(image, 0, "") for image in images]).find(label)
+
+
+def test_a_tag_in_few_pictures_is_found_in_all_of_them_and_where_it_is():
+    images, evidence, corners = scene(having=(3, 8, 20, 31, 39))
+    (copy,) = found(images, evidence)
+    assert copy.pictures.tolist() == [3, 8, 20, 31, 39]
+    covered = []
+    for number, (top, left) in corners.items():
+        mask = copy.mask(number, (SIDE, SIDE))
+        covered.append(mask[top : top + TAG, left : left + TAG].float().mean())
+        # Its parts are cells, and may stick out by less than one.
+        wide = SIDE // GRID
+        mask[max(0, top - wide) : top + TAG + wide, max(0, left - wide) : left + TAG + wide] = False
+        assert not mask.any()
+    assert min(covered) > 0.2 and np.mean(covered) > 0.4
+    assert found(images, evidence, label=1) == []
+    assert found(*scene(having=())[:2]) == []
+
+
+def test_what_other_classes_have_is_no_copy():
+    having = (3, 8, 20, 31, 39)
+    images, evidence, _ = scene(having=having, elsewhere=(1, 2))
+    assert found(images, evidence) == []
+    # Three pictures are too few.
+    images, evidence, _ = scene(having=having[:3])
+    assert found(images, evidence) == []
+
+
+def test_simple_edges_are_no_copies():
+    images, evidence, _ = scene(having=())
+    images[:20, :, :, 24:] = 0.2
+    images[50, :, 24:, :] = 0.2
+    images[60:, :, :, 24:] = 0.4
+    assert found(images, evidence) == []
+
+
+def test_likeness_tells_where():
+    images = noise(2, 24)
+    images[1, :, 7:13, 11:17] = images[0, :, 9:15, 9:15]
+    (corner,), (patch,) = cell_windows(images[0], torch.tensor([5]), 4)
+    assert corner.tolist() == [0, 0]  # the cell at row 1, column 1 has its corner at 6, 6
+    assert patch.shape == (6, 18, 18)
+    like, where = likeness(details(images[1:]), details(images[:1])[..., 9:14, 9:14])
+    assert like.item() == pytest.approx(1)
+    assert where.tolist() == [[[7, 11]]]
+
+
+def test_nothing_to_compare_with():
+    windows, none = torch.rand(5, 6, 18, 18), torch.zeros(0, 6, 18, 18)
+    numbers = torch.arange(5)
+    assert find_patches(windows, numbers, none, numbers[:0]) == []
+    assert find_patches(none, numbers[:0], windows, numbers) == []
+
+
+def test_the_cue_is_its_pixels_and_the_control_as_many_elsewhere():
+    images, evidence, _ = scene(having=(3, 8, 20, 31, 39))
+    (copy,) = found(images, evidence)
+    cue = Copied(label=0, copy=copy)
+    assert cue.name == "0.copy1" and cue.members(evidence).tolist() == copy.pictures.tolist()
+    numbers = copy.pictures
+    bench = SimpleNamespace(evidence=evidence, images=lambda which: images[which])
+    mine, control = cue.pixels(bench, numbers, images[numbers])
+    for row, number in enumerate(numbers.tolist()):
+        assert torch.equal(mine[row], copy.mask(number, (SIDE, SIDE)))
+        assert not (mine[row] & control[row]).any()
+        # Whole cells.
+        assert abs(int(mine[row].sum()) - int(control[row].sum())) <= (SIDE // GRID) ** 2
+    onto = np.array([41, 42, 43, 44, 45])
+    copied, other = cue.transfer(bench, numbers, onto, None)
+    assert torch.equal(copied[0][:, mine[0]], images[numbers[0]][:, mine[0]])
+    assert torch.equal(copied[0][:, ~mine[0]], images[41][:, ~mine[0]])
+    assert torch.equal(other[0][:, ~control[0]], images[41][:, ~control[0]])
+    assert cue.repeats(bench, numbers, onto) > 0.5
+    share = cue.share(evidence)
+    assert 0 < share < 0.1
