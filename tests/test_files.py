@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from bcosvit import files
 from bcosvit.files import atomic
@@ -68,7 +70,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
         # It lives, so its file is left alone.
         with atomic(tmp_path / again) as temporary:
             temporary.write_text("first")
-        assert len(list(tmp_path.glob(".out.txt.*"))) == 1
+        assert len(list(tmp_path.glob(".out.txt.*.txt"))) == 1
         writer.send_signal(signal.SIGKILL)
     files._cleared.clear()
     with atomic(tmp_path / again) as temporary:
@@ -103,6 +105,28 @@ def test_a_new_file_is_not_taken_for_one_that_was_left(
         time.sleep(0.4)
     assert (tmp_path / "a.txt").read_text() == "complete"
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_that_is_replaced_while_it_is_written_is_still_its_writers(
+    tmp_path: Path, fresh: None
+) -> None:
+    with atomic(tmp_path / "one.safetensors") as temporary:
+        before = temporary.stat().st_ino
+        save_file({"a": torch.zeros(3)}, temporary)
+        assert temporary.stat().st_ino != before
+        # Another process begins to write into the folder.
+        files._cleared.clear()
+        with atomic(tmp_path / "two.txt") as other:
+            other.write_text("x")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.safetensors", "two.txt"]
+
+
+def test_what_older_versions_left_is_removed(tmp_path: Path, fresh: None) -> None:
+    (tmp_path / f".out.txt.abc{files.PART}.txt").write_text("half")
+    (tmp_path / f".out.txt.abd{files.PART}.txt{files.LOCK}").touch()
+    with atomic(tmp_path / "out.txt") as temporary:
+        temporary.write_text("x")
+    assert [each.name for each in tmp_path.iterdir()] == ["out.txt"]
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path, fresh: None) -> None:

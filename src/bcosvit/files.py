@@ -28,6 +28,9 @@ one that writes into the folder."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where there is no room for a file."""
 
+LOCK = "-lock"
+"""The end of the names of files that are only there to be locked."""
+
 _cleared: set[Path] = set()
 """Folders without temporary files of processes that are no more."""
 
@@ -123,6 +126,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         raise _error_of(OSError(int(number[1]), ""), path) from error
     finally:
         temporary.unlink(missing_ok=True)
+        _lock_of(temporary).unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -180,7 +184,7 @@ def locked_file(path: str | Path) -> Iterator[None]:
     make_folder(Path(path).parent)
     target = _regular(Path(path))
     make_folder(target.parent)
-    hidden = target.with_name(f".{target.name}{PART}-lock")
+    hidden = target.with_name(f".{target.name}{PART}{LOCK}")
     while True:
         try:
             handle = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -255,16 +259,29 @@ def _error_of(error: OSError, path: Path) -> OSError:
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:
-    """A new temporary file beside ``path``, open and locked for as long as its writer lives."""
+    """A new temporary file beside ``path``, and its lock, which is held for as long as its writer
+    lives. The lock is a file of its own, since writers such as safetensors' put another file in the
+    place of the temporary one."""
     while True:
-        prefix, suffix = f".{path.name}.", f"{PART}{path.suffix}"
+        prefix, suffix = f".{path.name}.", f"{PART}{path.suffix}{LOCK}"
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
         # Before it is locked, another process may take it for one that was left behind, and hold it
         # until it is removed.
         _lock(handle, wait=True)
         if os.path.exists(name):
-            return handle, Path(name)
+            temporary = Path(name.removesuffix(LOCK))
+            try:
+                temporary.touch(0o600)
+            except OSError:
+                os.unlink(name)
+                os.close(handle)
+                raise
+            return handle, temporary
         os.close(handle)
+
+
+def _lock_of(temporary: Path) -> Path:
+    return temporary.with_name(temporary.name + LOCK)
 
 
 def _clear(folder: Path) -> None:
@@ -272,17 +289,20 @@ def _clear(folder: Path) -> None:
     if fcntl is None:
         return
     for left in folder.glob(f".*{PART}*"):
-        try:
-            handle = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            if _lock(handle):
+        lock = left if left.name.endswith(LOCK) else _lock_of(left)
+        with suppress(OSError):
+            try:
+                handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except FileNotFoundError:
+                # The lock is made first, and removed last.
                 left.unlink(missing_ok=True)
-        except OSError:
-            continue
-        finally:
-            os.close(handle)
+                continue
+            try:
+                if _lock(handle):
+                    left.unlink(missing_ok=True)
+                    lock.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
 
 
 def _lock(handle: int, *, wait: bool = False) -> bool:
