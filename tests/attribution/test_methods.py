@@ -19,7 +19,7 @@ from bcosvit.attribution import (
     explain_all,
     method_title,
 )
-from bcosvit.attribution.attention import Rollout, observe
+from bcosvit.attribution.attention import Rfem, Rollout, observe
 from bcosvit.attribution.gradient import IntegratedGradients
 from bcosvit.attribution.sampling import Occlusion, SmoothGrad
 from bcosvit.models import DenseNetConfig
@@ -49,7 +49,7 @@ def five() -> torch.Tensor:
 
 def test_all_methods_of_the_paper_are_listed():
     named = {"finatt", "rollout", "gradsam", "gradcam", "intgrad", "ixg", "cheferlrp", "plrp"}
-    ours = {"inherent", "libragrad", "exact-linear", "smoothgrad", "occlusion", "random"}
+    ours = {"inherent", "libragrad", "rfem", "exact-linear", "smoothgrad", "occlusion", "random"}
     assert named | ours == set(explainers())
     barred = {"cheferlrp", "plrp", "exact-linear"}
     assert set(explainers(make("bcos"))) == set(explainers()) - barred
@@ -141,6 +141,7 @@ def test_attention_methods_against_slow_references(family, position, five):
         expected = {
             "finatt": slow.final_attention(a),
             "rollout": slow.rollout(a),
+            "rfem": slow.rfem(a),
             "gradsam": slow.grad_sam(a, g),
             "gradcam": slow.grad_cam(a, g),
         }
@@ -149,6 +150,8 @@ def test_attention_methods_against_slow_references(family, position, five):
             np.testing.assert_allclose(scores, value, rtol=1e-9, atol=1e-300)
         later = Rollout(start=1).scores(seen, target)[i].detach().numpy()
         np.testing.assert_allclose(later, slow.rollout(a, start=1), rtol=1e-9)
+        strict = Rfem(k=2.0).scores(seen, target)[i].detach().numpy()
+        np.testing.assert_allclose(strict, slow.rfem(a, k=2.0), rtol=1e-9, atol=1e-300)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -330,7 +333,7 @@ def test_random_maps_differ_between_images_only(five):
 def test_several_methods_share_one_forward_pass(five):
     model, calls = make(), []
     model.tokenizer.backbone.register_forward_hook(lambda *_: calls.append(1))
-    names = ["finatt", "rollout", "gradsam", "gradcam"]
+    names = ["finatt", "rollout", "rfem", "gradsam", "gradcam"]
     together = explain_all(model, five, 1, names)
     assert len(calls) == 1
     for name in names:

@@ -23,6 +23,21 @@ def rollout(matrices, start=0):
     return np.array([np.mean([joint[q, k] for q in range(n)]) for k in range(n)])
 
 
+def rfem(matrices, k=1.0):
+    n = matrices[0].shape[-1]
+    out = np.zeros(n)
+    for h in range(len(matrices[0])):
+        joint = np.eye(n)
+        for matrix in matrices:
+            joint = (np.array([row / row.sum() for row in matrix[h]]) + np.eye(n)) @ joint
+        least = joint.mean() + k * joint.std()
+        for q in range(n):
+            for key in range(n):
+                if joint[q, key] >= least:
+                    out[key] += joint.max() / n
+    return out
+
+
 def grad_sam(matrices, gradients):
     terms = []
     for matrix, gradient in zip(matrices, gradients, strict=True):

@@ -26,7 +26,7 @@ from bcosvit.attribution.inherent import CompiledInherent, Inherent
 from bcosvit.attribution.gradient import InputGradient, IntegratedGradients
 
 # isort: split
-from bcosvit.attribution.attention import FinalAttention, GradCam, GradSam, Rollout
+from bcosvit.attribution.attention import FinalAttention, GradCam, GradSam, Rfem, Rollout
 
 # isort: split
 from bcosvit.attribution.lrp import CheferLRP, PartialLRP
@@ -59,6 +59,7 @@ __all__ = [
     "Occlusion",
     "PartialLRP",
     "RandomMap",
+    "Rfem",
     "Rollout",
     "SmoothGrad",
     "Target",

@@ -1,8 +1,8 @@
-"""Post-hoc explanations that read attention: FinAtt, Rollout, GradSAM, adapted GradCAM.
+"""Post-hoc explanations that read attention: FinAtt, Rollout, RFEM, GradSAM, adapted GradCAM.
 
 Attention is observed in a view whose attention layers leave their matrices on a tape: ordinary
-prediction keeps its fused kernels, and there is no hook to forget. One observation serves all four
-methods. These models pool tokens by averaging, so queries are averaged wherever the originals take
+prediction keeps its fused kernels, and there is no hook to forget. One observation serves all of
+them. These models pool tokens by averaging, so queries are averaged wherever the originals take
 the class token's row.
 
 Letters: B batch, l layers, h heads, t tokens.
@@ -169,6 +169,39 @@ class Rollout(AttentionExplainer):
                 f"start = {self.start} leaves no layer: the model has {len(seen.attentions)}."
             )
         return joint.mean(1)
+
+
+@register_explainer("rfem")
+@dataclass(frozen=True)
+class Rfem(AttentionExplainer):
+    """RFEM: rollout of each head by itself, of which only unusually large entries count.
+
+    Ayyar et al. (arXiv 2510.06070), Eqs. 2 to 5: a head's entries at least ``k`` standard
+    deviations above its mean count as one, the others as zero, and heads are weighted by their
+    largest entry. As rollout, it is the same for every class; the variant that depends on the class
+    is not implemented.
+    """
+
+    title = "RFEM"
+    colormap = "jet"
+    color = "#7a5c3e"
+    cost = "forward"
+
+    k: float = 1.0
+    """By how many standard deviations an entry must exceed the mean."""
+
+    def scores(self, seen: Observation, classes: Tensor) -> Tensor:
+        joint: Tensor | None = None
+        for attention in seen.attentions:
+            # As in rollout, rows are normalized before the skip connection is added.
+            layer = attention / attention.sum(-1, keepdim=True)
+            layer = layer + torch.eye(layer.shape[-1], dtype=layer.dtype, device=layer.device)
+            joint = layer if joint is None else layer @ joint
+        assert joint is not None, "a transformer has blocks"
+        entries = joint.flatten(2)
+        least = entries.mean(2) + self.k * entries.std(2, correction=0)
+        large = (joint >= least[..., None, None]).to(joint)
+        return (entries.amax(2)[..., None, None] * large).sum(1).mean(1)
 
 
 @register_explainer("finatt")
