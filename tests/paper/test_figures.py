@@ -9,7 +9,7 @@ from PIL import Image
 from bcosvit.metrics import Bootstrap
 from bcosvit.paper import FIGURES, RunSpec, Study, faithfulness, figures
 from bcosvit.paper.charts import method_markers
-from bcosvit.paper.figures import Top1, best_post_hoc, branch_ratio, measure_scores
+from bcosvit.paper.figures import Top1, best_post_hoc, branch_ratio, mean_scores, measure_scores
 from tests.paper.support import small_study
 
 
@@ -118,6 +118,22 @@ def test_a_ratio_that_means_nothing_is_not_given(inherent, says):
     )
     assert line.value is None
     assert says in line.ours
+
+
+def test_nothing_is_divided_by_what_may_as_well_be_zero():
+    def resampled(*values):
+        return {"Ti-38": Bootstrap().resample(list(values))}
+
+    found = {"inherent": resampled(0.5, 0.6, 0.4), "rollout": resampled(0.2, -0.15, 0.1)}
+    assert mean_scores(found)["rollout"].value > 0
+    (line,) = FIGURES.get("perturbation").outcome(found).headlines
+    assert line.value is None
+    assert "the best post-hoc method, Rollout, is not above zero" in line.ours
+    ixg = {"ixg": resampled(0.3, 0.3, 0.3)}
+    best, rollout = FIGURES.get("perturbation").outcome(found | ixg).headlines
+    assert best.value.value == pytest.approx(5 / 3)
+    assert rollout.value is None
+    assert "Rollout's mean is not above zero" in rollout.ours
 
 
 def test_conventional_models_are_compared_by_their_own_best_method():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from bcosvit.attribution import method_title
-from bcosvit.metrics import METRICS, Resampled
+from bcosvit.metrics import METRICS
 from bcosvit.paper.charts import Chart, grouped_bars
 from bcosvit.paper.figures import (
     NOT_MEASURED,
@@ -13,11 +13,11 @@ from bcosvit.paper.figures import (
     Outcome,
     Row,
     Scores,
-    best_post_hoc,
     mean_rows,
     mean_scores,
     measure_scores,
     measure_scores_by_options,
+    over_best,
     register_figure,
     score_rows,
 )
@@ -27,24 +27,6 @@ from bcosvit.paper.study import RunSpec, Study
 SLOPE = "additivity, slope"
 """Of measured over predicted changes: 1 where attributions are changes of the logit."""
 FAMILIES = {"bcos": "B-cos", "conventional": "conventional"}
-
-
-def advantage(bcos: Scores, others: Scores) -> tuple[Resampled | None, str | None]:
-    """Divides the inherent mean on B-cos models by that of the best post-hoc method.
-
-    Args:
-        bcos: The scores on B-cos models.
-        others: The scores among which the best post-hoc method is sought: the same ones, or those
-            on conventional models.
-
-    Returns:
-        The ratio, None where it is not defined, and the best post-hoc method.
-    """
-    best = best_post_hoc(others)
-    if best is None or "inherent" not in bcos:
-        return None, best
-    divisor = mean_scores(others)[best]
-    return (mean_scores(bcos)["inherent"] / divisor if divisor.value > 0 else None), best
 
 
 class BothFamilies(Figure):
@@ -104,15 +86,15 @@ class Options(BothFamilies):
                 for family, scores in zip(FAMILIES.values(), (bcos, conventional), strict=True):
                     found = score_rows(family, scores, "score")
                     rows += [{"metric": metric, "options": label, **row} for row in found]
-                ratio, best = advantage(bcos, bcos)
                 claim = f"{metric.capitalize()}, {label}: inherent ÷ best post-hoc on B-cos ViTs"
-                note = f" ({method_title(best or '')})"
                 paper = "not given" if options else self.paper[metric]
-                headlines.append(Headline.of(claim, paper, ratio, ".2f", note))
-                across, _ = advantage(bcos, conventional)
-                each = {"B-cos ViTs": ratio, "conventional ViTs": across}
+                lines = {
+                    "B-cos ViTs": over_best(claim, paper, bcos, bcos),
+                    "conventional ViTs": over_best(claim, paper, bcos, conventional),
+                }
+                headlines.append(lines["B-cos ViTs"])
                 shown[label] = {
-                    side: number.estimate() for side, number in each.items() if number is not None
+                    side: line.value.estimate() for side, line in lines.items() if line.value
                 }
             if any(shown.values()):
                 caption = (
@@ -149,11 +131,9 @@ class Faithfulness(BothFamilies):
             for family, scores in both.items():
                 rows += [{"metric": metric, **row} for row in score_rows(family, scores, "score")]
             bcos = both["B-cos"]
-            ratio, best = advantage(bcos, bcos)
             title = METRICS.get(metric).title
             claim = f"{title}: inherent ÷ best post-hoc on B-cos ViTs"
-            note = f" ({method_title(best or '')})"
-            headlines.append(Headline.of(claim, "not in the paper", ratio, ".2f", note))
+            headlines.append(over_best(claim, "not in the paper", bcos, bcos))
             charts += self._chart(metric, title, both)
         slopes = self._slopes(study)
         rows += slopes

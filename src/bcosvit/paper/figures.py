@@ -387,13 +387,54 @@ def _values(scores: Scores) -> dict[str, dict[str, float]]:
     }
 
 
+def ratio_line(
+    claim: str, paper: str, number: Resampled, divisor: Resampled, what: str, note: str = ""
+) -> Headline:
+    """Divides one mean by another, unless the other may as well be zero.
+
+    Args:
+        claim: What is compared.
+        paper: What the paper says.
+        number: The dividend.
+        divisor: The divisor.
+        what: The name of the divisor.
+        note: Follows the ratio.
+
+    Returns:
+        The ratio, or the reason why there is none.
+    """
+    if divisor.estimate().low <= 0:
+        return Headline(claim, paper, f"not defined: {what} is not above zero")
+    return Headline.of(claim, paper, number / divisor, ".2f", note)
+
+
+def over_best(claim: str, paper: str, bcos: Scores, others: Scores) -> Headline:
+    """Divides the inherent mean on B-cos models by that of the best post-hoc method.
+
+    Args:
+        claim: What is compared.
+        paper: What the paper says.
+        bcos: The scores on B-cos models.
+        others: The scores among which the best post-hoc method is sought: the same ones, or those
+            on conventional models.
+
+    Returns:
+        The ratio, or the reason why there is none.
+    """
+    best = best_post_hoc(others)
+    if best is None or "inherent" not in bcos:
+        return Headline(claim, paper)
+    both = mean_scores(bcos)["inherent"], mean_scores(others)[best]
+    title = method_title(best)
+    return ratio_line(claim, paper, *both, f"the best post-hoc method, {title},", f" ({title})")
+
+
 def over_rollout(means: Mapping[str, Resampled], best: str | None, paper: str) -> list[Headline]:
     """Compares inherent explanations with the paper's best post-hoc method, if ours is another."""
-    rollout = means.get("rollout")
-    if rollout is None or best == "rollout" or "inherent" not in means or rollout.value <= 0:
+    if best == "rollout" or not {"inherent", "rollout"} <= means.keys():
         return []
-    claim = "Inherent ÷ Rollout, the paper's best post-hoc method"
-    return [Headline.of(claim, paper, means["inherent"] / rollout, ".2f")]
+    claim, what = "Inherent ÷ Rollout, the paper's best post-hoc method", "Rollout's mean"
+    return [ratio_line(claim, paper, means["inherent"], means["rollout"], what)]
 
 
 class ScoreFigure(Figure):
@@ -505,23 +546,17 @@ class Perturbation(ScoreFigure):
             reason = f"not defined: the inherent area is not positive on {', '.join(below)}"
             headline = Headline(claim, paper, reason if below else NOT_MEASURED)
             return Outcome(headlines=[headline], rows=rows, means=mean_rows(rows))
+        # As in the paper, areas are normalized per model before they are averaged.
         relative = relative_scores(scores, "inherent")
-        mean, best, ratio = mean_scores(relative), best_post_hoc(relative), None
-        headline = Headline(claim, paper)
-        if best is not None and mean[best].value > 0:
-            # As in the paper, areas are normalized per model before they are averaged.
-            ratio = mean["inherent"] / mean[best]
-            headline = Headline.of(claim, paper, ratio, ".2f", f" ({method_title(best)})")
-        elif best is not None:
-            reason = f"the best post-hoc method, {method_title(best)}, is not above zero"
-            headline = Headline(claim, paper, f"not defined: {reason}")
-        headlines = [headline, *over_rollout(mean, best, "1.99")]
+        headline = over_best(claim, paper, relative, relative)
+        best = best_post_hoc(relative)
+        headlines = [headline, *over_rollout(mean_scores(relative), best, "1.99")]
         rows = score_rows("B-cos", scores, "ABC", relative)
         caption = (
             "Area between the curves, divided by that of the inherent explanation of the same "
             "model. Dashed: mean over models."
         )
-        sides = {self.side(ratio): _values(relative)}
+        sides = {self.side(headline.value): _values(relative)}
         chart = method_markers(self.name, caption, "ABC ÷ inherent ABC", sides)
         return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=[chart])
 
@@ -559,32 +594,24 @@ class Conventional(Figure):
             for family, scores in zip(("B-cos", "conventional"), both, strict=True)
             for row in score_rows(family, scores, "score")
         ]
-        headlines = []
-        for metric, both in found.items():
-            ratio, best = self.advantage(*both)
-            claim = f"Inherent on B-cos ÷ best post-hoc on conventional ViTs, {metric}"
-            note = f" ({method_title(best or '')})"
-            headlines.append(Headline.of(claim, self.paper[metric], ratio, ".2f", note))
+        claim = "Inherent on B-cos ÷ best post-hoc on conventional ViTs"
+        headlines = {
+            metric: over_best(f"{claim}, {metric}", self.paper[metric], *both)
+            for metric, both in found.items()
+        }
         return Outcome(
-            headlines=headlines,
+            headlines=list(headlines.values()),
             rows=rows,
             means=mean_rows(rows),
             charts=[
                 *self._localization_chart(*found["localization"]),
-                *self._area_chart(*found["perturbation"]),
+                *self._area_chart(found["perturbation"], headlines["perturbation"].value),
             ],
             notes=[
                 "Areas between curves are compared across models here, which may differ in how "
                 "stable they are; the paper advises caution, too."
             ],
         )
-
-    def advantage(self, bcos: Scores, conventional: Scores) -> tuple[Resampled | None, str | None]:
-        """Divides the inherent mean on B-cos by the best post-hoc one on conventional models."""
-        best = best_post_hoc(conventional)
-        if best is None or "inherent" not in bcos or mean_scores(conventional)[best].value <= 0:
-            return None, best
-        return mean_scores(bcos)["inherent"] / mean_scores(conventional)[best], best
 
     def _localization_chart(self, bcos: Scores, conventional: Scores) -> list[Chart]:
         both = {"B-cos ViTs": _values(bcos), "conventional ViTs": _values(conventional)}
@@ -593,9 +620,10 @@ class Conventional(Figure):
         name, axis = "localization-families", "localization"
         return [method_markers(name, caption, axis, sides, chance=CHANCE)] if sides else []
 
-    def _area_chart(self, bcos: Scores, conventional: Scores) -> list[Chart]:
+    def _area_chart(self, both: Sequence[Scores], ratio: Resampled | None) -> list[Chart]:
         """As in the paper, divides by the best method per model, then scales the right side."""
-        ratio, best = self.advantage(bcos, conventional)
+        bcos, conventional = both
+        best = best_post_hoc(conventional)
         if ratio is None or best is None or ratio.value <= 0:
             return []
         scaled = {
