@@ -17,10 +17,12 @@ import nbclient
 import nbformat
 import pytest
 import typer
+from markupsafe import Markup
 
 from bcosvit import DenseNetConfig, ModelConfig, list_models
 from bcosvit.cli import app
 from bcosvit.data.scenes import Scenes
+from bcosvit.paper.charts import Chart
 from bcosvit.paper.schedule import schedule_names
 from bcosvit.settings import parse_settings
 from bcosvit.train import RECIPES, Recipe, train
@@ -205,6 +207,33 @@ def test_notebook_is_stored_without_outputs():
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
     assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+def test_plots_of_results_show_the_tables_with_their_intervals(tmp_path, monkeypatch):
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "results.py"))
+    estimate, main = script["estimate"], script["main"]
+    found = estimate("**−0.03** [−0.12, 0.06] (LibraGrad)")
+    assert (found.mean, found.low, found.high) == (-0.03, -0.12, 0.06)
+    assert estimate("76.4 % [75.0, 77.7]").high == 77.7
+    assert estimate("0.5").low == 0.5
+    assert estimate("88.5 %").low < 88.5
+    assert estimate("not measured") is None
+    drawn = {}
+
+    def record(name, caption, axis, groups, **options):
+        drawn[name] = groups
+        return Chart(name=name, caption=caption, inline=Markup(), svg=b"", png=b"")
+
+    monkeypatch.setitem(main.__globals__, "FOLDER", tmp_path)
+    monkeypatch.setitem(main.__globals__, "grouped_bars", record)
+    main()
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name, groups in drawn.items():
+        assert f"figures/{name}.svg" in page
+        assert (ROOT / "docs" / "figures" / f"{name}.svg").exists()
+        assert groups and all(groups.values()), name
+        with_intervals = [e for bars in groups.values() for e in bars.values() if e.low < e.high]
+        assert with_intervals or name == "attention"
 
 
 def test_figures_can_be_drawn_again(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ PAGE = FOLDER.parent / "results.md"
 PHOTOGRAPHS = 3925
 """In Imagenette's validation set."""
 NUMBER = r"(-?[\d.]+)"
-CELL = re.compile(rf"{NUMBER} ?%?(?: \[{NUMBER}, {NUMBER}\])?")
+CELL = re.compile(rf"{NUMBER}(?: ?%)?(?: \[{NUMBER}, {NUMBER}\])?")
 
 
 def main() -> None:
@@ -29,16 +29,30 @@ def main() -> None:
     draw("positional", "Positional information", ["none", "emb", "add", "mul"], accuracy)
     variants = ["B-cos, MaxOut 2", "B-cos, no MaxOut", "conventional"]
     flavors = [f"{flavor}, {output}" for flavor in ("v1", "v2") for output in OUTPUTS]
-    axis = "area ÷ that of inherent explanations"
+    axis = "area ÷ inherent area"
     draw("flavors", "The paper's flavor of the backbone", flavors, axis)
-    outputs = [f"area, {output}" for output in OUTPUTS]
-    methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "Rollout")
+    outputs = [f"perturbation, {output}" for output in OUTPUTS]
+    methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "RFEM", "Rollout")
     draw("default-perturbation", "The default model", outputs, "area", methods)
-    draw("maxout", "MaxOut and attention", variants, accuracy)
+    both = ["insertion − deletion"]
+    draw("default-insertion", "Localization, deletion and insertion", both, "area")
+    draw("additivity", "Additivity", ["Ti-87, R²", "default model, R²"], "R²")
+    draw("maxout", "MaxOut", variants, accuracy)
+    branches = ["skip ÷ attention branch"]
+    draw("attention", "Attention", branches, "‖skip‖ ÷ ‖attention‖", logarithmic=True)
+    both = [f"{model}, {output}" for model in ("Ti-87", "default") for output in OUTPUTS]
+    axis = "inherent ÷ the best other method"
+    draw("options", "Which conclusion depends on what", both, axis, logarithmic=True)
 
 
 def draw(
-    name: str, heading: str, columns: list[str], axis: str, rows: Sequence[str] | None = None
+    name: str,
+    heading: str,
+    columns: list[str],
+    axis: str,
+    rows: Sequence[str] | None = None,
+    *,
+    logarithmic: bool = False,
 ) -> None:
     """Draws some columns, and all or some rows, of the first table below a heading."""
     groups = {
@@ -46,7 +60,7 @@ def draw(
         for label, cells in table(heading).items()
         if rows is None or label in rows
     }
-    chart = grouped_bars(name, heading, axis, groups)
+    chart = grouped_bars(name, heading, axis, groups, logarithmic=logarithmic)
     (FOLDER / f"{name}.svg").write_bytes(chart.svg)
 
 
@@ -75,7 +89,9 @@ def estimate(cell: str) -> Estimate | None:
         right = torch.zeros(PHOTOGRAPHS)
         right[: round(mean / 100 * PHOTOGRAPHS)] = 100
         return Bootstrap().mean(right)
-    return Estimate(mean=mean, low=mean if low is None else low, high=high or mean, count=0)
+    if low is None or high is None:
+        low = high = mean
+    return Estimate(mean=mean, low=low, high=high, count=0)
 
 
 if __name__ == "__main__":

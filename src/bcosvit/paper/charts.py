@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -22,6 +23,8 @@ SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
 _GRAY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
 _OTHER_MARKERS = "DvPX*"
+_LABEL_CHARACTERS = 11
+"""Below a group of bars; longer labels take several lines."""
 _LEGEND_INCHES = 1.0
 """The width of one model in a legend."""
 _WIDE_INCHES = 6.5
@@ -74,7 +77,7 @@ def grouped_bars(
                 at = place + (series.index(key) - (len(series) - 1) / 2) * width
                 axes.bar(at, shown.mean, 0.92 * width, color=colors.get(key, _GRAY))
                 axes.plot([at, at], [shown.low, shown.high], color=INK, linewidth=1.2)
-        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_xticks(range(len(groups)), [fill(name, _LABEL_CHARACTERS) for name in groups])
         axes.tick_params(axis="x", length=0)
         axes.set_ylabel(axis)
         if logarithmic:
@@ -192,7 +195,11 @@ def _legend(figure: "Figure", colors: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=color) for color in colors.values()]
-    figure.legend(handles, list(colors), loc="outside upper center", ncols=4, frameon=False)
+    longest = max((len(name) for name in colors), default=0)
+    # A character takes about a twelfth of an inch, the patch and the gaps as much as eight.
+    fitting = int(12 * figure.get_figwidth() / (longest + 8))
+    columns = max(1, min(4, fitting))
+    figure.legend(handles, list(colors), loc="outside upper center", ncols=columns, frameon=False)
 
 
 def _grid(axes: "Axes") -> None:
