@@ -13,6 +13,7 @@ from torch import nn
 
 import bcosvit
 from bcosvit import create_model, explain, explaining, frozen_view, load
+from bcosvit.attribution import inherent
 from bcosvit.attribution.base import incompleteness
 from bcosvit.attribution.inherent import Inherent, _adjoint
 from bcosvit.models import DenseNetConfig
@@ -68,6 +69,29 @@ def test_all_classes_equal_class_by_class(options, images):
         torch.testing.assert_close(all_.map[:, k], one.map)
         torch.testing.assert_close(all_.residual[:, k], one.residual)
         assert (all_.target[:, k] == k).all()
+
+
+@pytest.mark.parametrize("head", [None, Linear(12, 20), nn.Linear(12, 20)])
+def test_more_classes_than_inputs_of_the_last_layer(head, images, monkeypatch):
+    model = randomize(create_model(small_config(num_classes=20, position="emb")))
+    if head is not None:
+        model.head = copy.deepcopy(head)
+    model = model.double().eval()
+    rows = []
+
+    def counted(outputs, seed, inputs, probe, *, is_last):
+        rows.append(len(seed) if inputs.ndim == 4 else 0)
+        return _adjoint(outputs, seed, inputs, probe, is_last=is_last)
+
+    monkeypatch.setattr(inherent, "_adjoint", counted)
+    all_ = explain(model, images, "all")
+    assert sum(rows) == 12
+    for k in (0, 7, 19):
+        one = explain(model, images, k)
+        torch.testing.assert_close(all_.weights[:, k], one.weights)
+        torch.testing.assert_close(all_.map[:, k], one.map)
+        torch.testing.assert_close(all_.residual[:, k], one.residual)
+    assert all_.residual.abs().min() > 0
 
 
 def test_batch_equals_samples(model, images):

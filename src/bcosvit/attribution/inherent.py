@@ -86,13 +86,13 @@ def attribute(
         seeds = F.one_hot(classes, logits.shape[1]).to(logits.dtype)
         if classes.ndim == 2:
             # Classes lead, so that each pass differentiates a few of them at once.
-            chunks = seeds.transpose(0, 1).split(max(1, rows_at_once // len(images)))
-            parts = [
-                _adjoint(logits, chunk, encoded, probe, is_last=number == len(chunks))
-                for number, chunk in enumerate(chunks, start=1)
-            ]
-            weights = torch.cat([part[0] for part in parts]).transpose(0, 1)
-            residual = torch.cat([part[1] for part in parts]).transpose(0, 1)
+            chunks = max(1, rows_at_once // len(images))
+            seeds = seeds.transpose(0, 1)
+            if from_encoded == view.from_encoded and _is_narrow(view, len(seeds), images):
+                weights, residual = _through_head(view, encoded, probe, seeds, chunks)
+            else:
+                weights, residual = _several(logits, seeds, encoded, probe, chunks)
+            weights, residual = weights.transpose(0, 1), residual.transpose(0, 1)
             pixels = encoded.detach().unsqueeze(1)
         else:
             weights, residual = _adjoint(logits, seeds, encoded, probe, is_last=True)
@@ -161,6 +161,44 @@ def _adjoint(
         weights = torch.where(finite[..., None, None, None], weights, instead[0])
         residual = torch.where(finite, residual, instead[1])
     return weights, residual
+
+
+def _several(
+    outputs: Tensor, seeds: Tensor, inputs: Tensor, probe: Tensor, at_once: int
+) -> tuple[Tensor, Tensor]:
+    """`_adjoint` for many seeds [K, B, n], of which a pass takes a few."""
+    chunks = seeds.split(at_once)
+    parts = [
+        _adjoint(outputs, chunk, inputs, probe, is_last=number == len(chunks))
+        for number, chunk in enumerate(chunks, start=1)
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _is_narrow(view: AnyModel, classes: int, images: Tensor) -> bool:
+    """Whether the last layer has fewer inputs than classes are asked for."""
+    if type(view).head_inputs is Classifier.head_inputs:
+        return False  # which the model does not say
+    width = getattr(view.get_classifier(), "in_features", classes)
+    # In half precision logits and contributions have to come from the same products.
+    return width < classes and computed_in(images) not in HALF_DTYPES
+
+
+def _through_head(
+    view: AnyModel, encoded: Tensor, probe: Tensor, seeds: Tensor, at_once: int
+) -> tuple[Tensor, Tensor]:
+    """Rows of W(x) as the product of the last layer's matrix and that of all layers before it.
+
+    The second has a row for each of its outputs, however many classes there are.
+    """
+    inputs = view.head_inputs(encoded)
+    cut = inputs.detach().requires_grad_()
+    head, of_head = _several(view.from_head_inputs(cut), seeds, cut, probe, at_once)
+    units = torch.eye(inputs.shape[1]).to(inputs)
+    units = units.unsqueeze(1).expand(-1, len(inputs), -1)
+    body, of_body = _several(inputs, units, encoded, probe, at_once)
+    weights = torch.einsum("kbd,dbchw->kbchw", head, body)
+    return weights, of_head + torch.einsum("kbd,db->kb", head, of_body)
 
 
 def _products_in_half(images: Tensor) -> AbstractContextManager[object]:
