@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from bcosvit.models import taps
@@ -275,7 +275,7 @@ class BcosifiedConfig(Config):
 
     source: str
     """The class of the original."""
-    program: dict[str, Any]
+    program: dict[str, Any] = field(repr=False)
     """The network's layers and instructions."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width that it was converted with."""
