@@ -4,6 +4,7 @@ import copy
 import ctypes
 import functools
 import stat
+import sys
 
 import pytest
 import torch
@@ -101,6 +102,14 @@ def test_layers_use_the_kernel(kernel, monkeypatch):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         layer(x)
     assert len(calls) == 1
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or "backend: OpenMP" not in torch.__config__.parallel_info(),
+    reason="This PyTorch does not compute with OpenMP.",
+)
+def test_threads_are_those_of_pytorch(kernel):
+    assert kernel.has_threads
 
 
 def test_threads_share_the_rows(kernel, monkeypatch):

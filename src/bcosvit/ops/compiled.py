@@ -1,9 +1,10 @@
-"""Three kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
+"""Kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
 
 ``depthwise.c``: a depthwise convolution makes so few multiplications that it takes about as long as
 reading its image, and PyTorch's ops read and write the result nine times more. ``winners.c``: half
 of what the adjoint of MaxOut 2 hands on are zeros, which products of matrices multiply.
-``scaling.c``: MaxOut and scaling, which are one pass over memory instead of one for each step.
+``scaling.c``: MaxOut and scaling, which are one pass over memory instead of one for each step. The
+threads of PyTorch share their rows (``share.c``).
 
 The files are compiled together, for the processor at hand, when a process needs one of them first,
 and stay in the cache's folder. Where they cannot be compiled, or ``BCOSVIT_CPU_KERNEL=0`` is set,
@@ -16,8 +17,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -34,7 +34,8 @@ SWITCH = "BCOSVIT_CPU_KERNEL"
 """The environment variable that forbids to compile and to use the kernels where it is 0."""
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "depthwise.c", HERE / "winners.c", HERE / "scaling.c"]
+SOURCES = [HERE / f"{name}.c" for name in ("depthwise", "winners", "scaling", "share")]
+HEADERS = [HERE / "lanes.h", HERE / "share.h"]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 LEAST_CHANNELS = 32
 """Two vectors, as many as the kernel of depthwise convolutions computes at once."""
@@ -63,6 +64,8 @@ class Kernels:
     """Numbers of a vector in ``winners.c``."""
     scale: Any = None
     """The function of ``scaling.c``."""
+    has_threads: bool = False
+    """Whether several threads can share the rows of a result."""
 
 
 _found: list[Kernels] = []
@@ -118,13 +121,9 @@ def depthwise(
         by_tap = weight.flatten(1).t().contiguous()
     numbers = [*size, channels, *out_size, *taps, *stride, *padding, *dilation]
     about = (ctypes.c_long * len(numbers))(*numbers)
-    rows, row = n * out_size[0], out_size[1] * channels * out.element_size()
-
-    def compute(begin: int, end: int) -> None:
-        start = out.data_ptr() + begin * row
-        run(x.data_ptr(), by_tap.data_ptr(), start, about, scale, eps, begin, end)
-
-    _share(compute, rows, out.numel())
+    rows = n * out_size[0]
+    pointers = (t.data_ptr() for t in (x, by_tap, out))
+    run(*pointers, about, scale, eps, rows, _threads(rows, out.numel()))
     return out.permute(0, 3, 1, 2)
 
 
@@ -172,14 +171,13 @@ def winners_adjoint(
     numbers = [*size, channels, *out_size, outputs, *taps, *stride, *padding, chunks, vectors]
     numbers += [*grad.stride()[:3], len(factor), gradients, width]
     about = (ctypes.c_long * len(numbers))(*numbers)
-
-    def compute(begin: int, end: int) -> None:
-        room = torch.empty(2 * width + 3 * taps[0] * out_size[1] * outputs)
-        pointers = (t.data_ptr() for t in (grad, factor, by_tap, out, room))
-        run(*pointers, about, begin, end)
-
     rows = -(-gradients // 2) * len(factor) * size[0]
-    _share(compute, rows, grad.numel() * reached * taps[0] // 16)
+    threads = _threads(rows, grad.numel() * reached * taps[0] // 16)
+    # A line of the cache lies between the rooms of two threads.
+    room = 2 * width + 3 * taps[0] * out_size[1] * outputs + 16
+    scratch = grad.new_empty(threads * room)
+    pointers = (t.data_ptr() for t in (grad, factor, by_tap, out, scratch))
+    run(*pointers, about, room, rows, threads)
     return out
 
 
@@ -212,31 +210,22 @@ def scaled(
     out = units if in_place else units.new_empty(shape)
     factor = units.new_empty(shape) if with_factor else None
     norm = norm.contiguous()
-
-    def compute(begin: int, end: int) -> None:
-        where = None if factor is None else factor.data_ptr()
-        pointers = (units.data_ptr(), norm.data_ptr(), out.data_ptr(), where)
-        run(*pointers, shape[-1], maxout, scale, begin, end)
-
-    _share(compute, norm.numel(), units.numel() // 8)
+    pointers = (None if t is None else t.data_ptr() for t in (units, norm, out, factor))
+    rows = norm.numel()
+    run(*pointers, shape[-1], maxout, scale, rows, _threads(rows, units.numel() // 8))
     return out, factor
 
 
-def _share(compute: Callable[[int, int], None], rows: int, numbers: int) -> None:
-    """Calls ``compute`` with parts of all rows, in as many threads as pay.
+def _threads(rows: int, numbers: int) -> int:
+    """How many threads pay.
 
     Args:
-        compute: Computes the rows from the first number up to the second one.
-        rows: How many there are.
+        rows: How many they could share.
         numbers: The work, as that of so many results of a depthwise convolution.
     """
-    threads = min(torch.get_num_threads(), rows, max(1, numbers // SMALLEST_SHARE))
-    if threads == 1:
-        compute(0, rows)
-    else:
-        ends = [rows * part // threads for part in range(threads + 1)]
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(compute, ends[:-1], ends[1:]))
+    if not kernels().has_threads:
+        return 1
+    return min(torch.get_num_threads(), rows, max(1, numbers // SMALLEST_SHARE))
 
 
 def _suits(x: Tensor, weight: Tensor, out_size: list[int]) -> bool:
@@ -264,23 +253,36 @@ def _load() -> Kernels:
         library = ctypes.CDLL(str(_compiled(compiler)))
         depthwise, winners = library.bcosvit_depthwise, library.bcosvit_winners
         scale, lanes = library.bcosvit_scale, ctypes.c_long.in_dll(library, "bcosvit_lanes").value
+        has_threads = _take_threads(library)
     except (OSError, RuntimeError, AttributeError, ValueError, subprocess.SubprocessError) as error:
         return Kernels(f"{compiler} failed: {' '.join(str(error).split())[:200]}")
-    pointer, number = ctypes.c_void_p, ctypes.c_float
-    rows = [ctypes.c_long] * 2
-    depthwise.argtypes = [*[pointer] * 4, number, number, *rows]
-    winners.argtypes = [*[pointer] * 6, *rows]
-    scale.argtypes = [*[pointer] * 4, ctypes.c_long, ctypes.c_long, number, *rows]
+    pointer, number, whole = ctypes.c_void_p, ctypes.c_float, ctypes.c_long
+    depthwise.argtypes = [*[pointer] * 4, number, number, whole, whole]
+    winners.argtypes = [*[pointer] * 6, whole, whole, whole]
+    scale.argtypes = [*[pointer] * 4, whole, whole, number, whole, whole]
     depthwise.restype = winners.restype = scale.restype = None
     pays = lanes >= LEAST_LANES
-    about = f"compiled by {compiler}"
-    return Kernels(about, depthwise, winners if pays else None, lanes, scale)
+    about = f"compiled by {compiler}" + ("" if has_threads else ", for one thread")
+    return Kernels(about, depthwise, winners if pays else None, lanes, scale, has_threads)
+
+
+def _take_threads(library: ctypes.CDLL) -> bool:
+    """Hands PyTorch's own OpenMP to the kernels, if it has one."""
+    names = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+    try:
+        # What a library depends on is looked up, too.
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = [ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names]
+    except (OSError, AttributeError):
+        return False
+    library.bcosvit_threads(*found)
+    return True
 
 
 def _compiled(compiler: str) -> Path:
     """The compiled file in the cache, whose name stands for sources, compiler and processor."""
     found = os.stat(compiler)
-    sources = [source.read_text() for source in (*SOURCES, HERE / "lanes.h")]
+    sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
     parts = [*sources, *FLAGS, compiler, found.st_size, found.st_mtime_ns, *_processor()]
     name = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
     path = cache_folder("kernels") / f"kernels-{name}.so"

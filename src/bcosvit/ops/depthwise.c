@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "share.h"
 
 typedef struct {
     long rows, columns, channels;         /* of an image */
@@ -42,11 +43,23 @@ static inline void finish(const lanes *unit, const lanes *squares, float *out, f
     }
 }
 
+typedef struct {
+    const float *image, *weight;
+    float *out;
+    const window *w;
+    float scale, eps;
+} task;
+
 /* Rows `begin` to `end` of all results, one image after the other. */
-void bcosvit_depthwise(const float *image, const float *weight, float *out, const window *w,
-                       float scale, float eps, long begin, long end)
+static void some_rows(const void *given, long begin, long end, long thread)
 {
+    const task *t = given;
+    const float *image = t->image, *weight = t->weight;
+    const window *w = t->w;
+    float scale = t->scale, eps = t->eps;
+    float *out = t->out + begin * w->out_columns * w->channels;
     long channels = w->channels, step = w->dilation_across * channels;
+    (void)thread;
     for (long row = begin; row < end; row++) {
         const float *picture = image + row / w->out_rows * w->rows * w->columns * channels;
         long top = row % w->out_rows * w->stride_down - w->padding_down;
@@ -76,4 +89,11 @@ void bcosvit_depthwise(const float *image, const float *weight, float *out, cons
             }
         }
     }
+}
+
+void bcosvit_depthwise(const float *image, const float *weight, float *out, const window *w,
+                       float scale, float eps, long rows, long threads)
+{
+    task all = {image, weight, out, w, scale, eps};
+    bcosvit_share(some_rows, &all, rows, threads);
 }

@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "share.h"
+
 static inline __attribute__((always_inline)) void scale_row(
     const float *one, const float *two, float *out, float *factor, long outputs, float slope,
     float scale)
@@ -27,13 +29,23 @@ static inline __attribute__((always_inline)) void scale_row(
     }
 }
 
-/* Rows `begin` to `end`; `factor` is null where nobody asks for factors. */
-void bcosvit_scale(const float *units, const float *norm, float *out, float *factor, long outputs,
-                   long maxout, float scale, long begin, long end)
+typedef struct {
+    const float *units, *norm;
+    float *out, *factor;                  /* null where nobody asks for factors */
+    long outputs, maxout;
+    float scale;
+} task;
+
+static void some_rows(const void *given, long begin, long end, long thread)
 {
+    const task *t = given;
+    const float *units = t->units, *norm = t->norm;
+    float *out = t->out, *factor = t->factor, scale = t->scale;
+    long outputs = t->outputs, maxout = t->maxout;
+    (void)thread;
     for (long row = begin; row < end; row++) {
         const float *one = units + row * maxout * outputs, *two = one + outputs;
-        float *y = out + row * outputs, *f = factor + row * outputs;
+        float *y = out + row * outputs, *f = factor ? factor + row * outputs : 0;
         float slope = 1 / norm[row] * scale;
         if (factor)
             scale_row(one, maxout == 2 ? two : one, y, f, outputs, slope, scale);
@@ -42,4 +54,11 @@ void bcosvit_scale(const float *units, const float *norm, float *out, float *fac
         else
             scale_row(one, 0, y, 0, outputs, slope, scale);
     }
+}
+
+void bcosvit_scale(const float *units, const float *norm, float *out, float *factor, long outputs,
+                   long maxout, float scale, long rows, long threads)
+{
+    task all = {units, norm, out, factor, outputs, maxout, scale};
+    bcosvit_share(some_rows, &all, rows, threads);
 }

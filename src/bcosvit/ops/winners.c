@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "share.h"
 
 #define MOST 8                            /* vectors of a chunk, which lie in registers */
 #define NUMBERS_AT_ONCE 8192              /* of weights, which stay in the first cache */
@@ -56,11 +57,21 @@ static inline __attribute__((always_inline)) void add_chunk(
     }
 }
 
-/* Rows `begin` to `end` of all images, of which those of two gradients count as one. `scratch` has
+typedef struct {
+    const float *grad, *factor, *weight;
+    float *image, *scratch;
+    const window *w;
+    long room;                            /* numbers of `scratch` for each thread */
+} task;
+
+/* Rows `begin` to `end` of all images, of which those of two gradients count as one. A thread has
    room for two rows of `width` numbers, and for `taps_down` rows of two gradients and of places. */
-void bcosvit_winners(const float *grad, const float *factor, const float *weight, float *image,
-                     float *scratch, const window *w, long begin, long end)
+static void some_rows(const void *given, long begin, long end, long thread)
 {
+    const task *t = given;
+    const float *grad = t->grad, *factor = t->factor, *weight = t->weight;
+    float *image = t->image, *scratch = t->scratch + thread * t->room;
+    const window *w = t->w;
     long outputs = w->outputs, numbers = w->out_columns * outputs, taps = w->taps_down;
     long step = w->channels * w->stride_across, length = w->columns * w->channels;
     long chunk = w->vectors * LANES, chunk_bytes = 2 * outputs * chunk * (long)sizeof(float);
@@ -115,4 +126,11 @@ void bcosvit_winners(const float *grad, const float *factor, const float *weight
             memcpy(image + ((first + g * w->factors) * w->rows + y) * length,
                    row + g * w->width + w->padding_across * w->channels, length * sizeof(float));
     }
+}
+
+void bcosvit_winners(const float *grad, const float *factor, const float *weight, float *image,
+                     float *scratch, const window *w, long room, long rows, long threads)
+{
+    task all = {grad, factor, weight, image, scratch, w, room};
+    bcosvit_share(some_rows, &all, rows, threads);
 }
