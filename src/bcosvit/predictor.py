@@ -20,6 +20,8 @@ from torch import Tensor
 from bcosvit.attribution import METHODS, Attribution, Method, Top, explain_all, explainers
 from bcosvit.attribution.base import Target, incompleteness, resolve_target
 from bcosvit.data.images import list_images, read_image, upright_rgb
+from bcosvit.data.labeled import LabeledImages, labeled_images
+from bcosvit.data.sources import Source
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.messages import and_more
 from bcosvit.models.base import AnyModel, load
@@ -337,6 +339,31 @@ class Predictor:
             ImageError: If the file is not a picture that can be read safely.
         """
         return self.transform(read_image(path, at_least=self.transform.at_least))
+
+    def labeled(
+        self, source: Source, split: str = "val", *, limit: int | None = None, seed: int = 0
+    ) -> LabeledImages:
+        """Returns the pictures of a data set as the model's input, with its labels.
+
+        Args:
+            source: The data set, from `bcosvit.data.open_source`.
+            split: ``"val"``, ``"train"`` or ``"all"``.
+            limit: How many pictures are chosen at random; None stands for all.
+            seed: Of that choice.
+
+        Raises:
+            ValueError: If the data have classes that the model does not know (by their names, IDs
+                or numbers), or an argument is not allowed.
+        """
+        pictures = labeled_images(
+            source,
+            split,
+            self.class_names if self.has_class_names else None,
+            self.transform,
+            num_classes=len(self.class_names),
+            class_ids=self.class_ids,
+        )
+        return pictures if limit is None else pictures.limit(limit, seed)
 
     def explain(
         self,

@@ -16,7 +16,7 @@ from bcosvit.auditing.evidence import Evidence, chunk_path, collect_evidence
 from bcosvit.auditing.mistakes import find_mistakes
 from bcosvit.auditing.report import Audit, write_audit
 from bcosvit.auditing.suspicions import find_suspicions
-from bcosvit.data.labeled import LabeledImages, labeled_images
+from bcosvit.data.labeled import LabeledImages
 from bcosvit.data.masks import MaskFiles
 from bcosvit.data.sources import open_source
 from bcosvit.files import atomic, locked_folder
@@ -183,16 +183,8 @@ def open_pictures(
     seed: int = 0,
 ) -> tuple[LabeledImages, str]:
     """Opens the pictures of an audit, with their masks, and says what the data are called."""
-    source = open_source(data)
-    pictures = labeled_images(
-        source,
-        split,
-        predictor.class_names if predictor.has_class_names else None,
-        predictor.transform,
-        num_classes=len(predictor.class_names),
-    )
-    if limit is not None:
-        pictures.limit(limit, seed)
+    source = open_source(data, only_val=True)
+    pictures = predictor.labeled(source, split, limit=limit, seed=seed)
     if masks is not None:
         pictures = pictures.with_masks(MaskFiles(masks, mask_values), source.classes)
     return pictures, source.name

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.attribution import METHODS, explainers
-from bcosvit.data.labeled import LabeledImages, labeled_images
+from bcosvit.data.labeled import LabeledImages
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
 from bcosvit.metrics import (
@@ -333,17 +333,7 @@ def _load(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages]:
         crop = run_recipe(study, spec).eval_crop
         transform = EvalTransform(predictor.transform.image_size, crop)
         predictor = dataclasses.replace(predictor, transform=transform)
-    images = labeled_images(
-        study.source,
-        "val",
-        predictor.class_names if predictor.has_class_names else None,
-        predictor.transform,
-        num_classes=len(predictor.class_names),
-        class_ids=predictor.class_ids,
-    )
-    if study.limit is not None:
-        images.limit(study.limit, seed=0)
-    return predictor, images
+    return predictor, predictor.labeled(study.source, limit=study.limit)
 
 
 def _evaluate(

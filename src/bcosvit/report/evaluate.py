@@ -15,7 +15,6 @@ from rich.progress import Progress as ProgressBars
 
 from bcosvit.attribution import describe_method
 from bcosvit.data.dataset import Skipped
-from bcosvit.data.labeled import labeled_images
 from bcosvit.data.masks import MaskFiles
 from bcosvit.data.sources import open_source
 from bcosvit.files import locked_folder
@@ -103,16 +102,7 @@ def evaluate_weights(
     predictor.model.to(PRECISIONS[precision])
     chosen = predictor.methods(methods)
     source = open_source(data, only_val=True)
-    pictures = labeled_images(
-        source,
-        split,
-        predictor.class_names if predictor.has_class_names else None,
-        predictor.transform,
-        num_classes=len(predictor.class_names),
-        class_ids=predictor.class_ids,
-    )
-    if limit is not None:
-        pictures.limit(limit, seed)
+    pictures = predictor.labeled(source, split, limit=limit, seed=seed)
     if masks is not None:
         pictures = pictures.with_masks(MaskFiles(masks, mask_values), source.classes)
     inside = pictures.masks()
