@@ -1,7 +1,8 @@
-"""Measures AttnLRP (Achtibat et al., ICML 2024) beside this library's methods on conventional ViTs.
+"""The command line with one more method: AttnLRP (Achtibat et al., ICML 2024) on conventional ViTs.
 
 pip install --no-deps lxt zennit    # not a dependency; its license grants no patent rights
-python benchmarks/attnlrp.py --weights vit.safetensors --data imagenette/ --out attnlrp
+python benchmarks/attnlrp.py reproduce conventional --methods inherent,ixg,attnlrp ...
+python benchmarks/attnlrp.py evaluate --weights vit.safetensors --methods ixg,attnlrp ...
 python benchmarks/attnlrp.py --check    # conservation of relevance on a small model, seconds
 
 The rules are those of the authors' package `lxt`, put on a view of our model: LayerNorm with a
@@ -11,8 +12,6 @@ vision transformers. As for the other methods that explain tokens, scores belong
 enter the first block, and queries are averaged by the model's average pooling.
 """
 
-import argparse
-import json
 import sys
 import types
 from dataclasses import dataclass
@@ -26,17 +25,14 @@ from torch import Tensor, nn
 
 import bcosvit
 import bcosvit._torchvision  # before zennit, which imports torchvision as it is
-from bcosvit.attribution import Attribution
+from bcosvit.attribution import Attribution, Explainer
 from bcosvit.attribution.attention import as_transformer, upsample
-from bcosvit.attribution.base import resolve_target
-from bcosvit.data.labeled import labeled_images
-from bcosvit.data.sources import open_source
-from bcosvit.metrics import METRICS, configure, evaluate
+from bcosvit.attribution.base import register_explainer, resolve_target
+from bcosvit.models.vit import VisionTransformer
 from bcosvit.nn.attention import Attention
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.views import unwrapped, view
 from bcosvit.ops import attention_matrix
-from bcosvit.predictor import Predictor
 
 # The package itself imports language models of `transformers`, of which nothing is needed here.
 _efficient = types.ModuleType("lxt.efficient")
@@ -51,12 +47,19 @@ from zennit.rules import Gamma  # noqa: E402
 monkey_patch_zennit()
 
 
+@register_explainer("attnlrp")
 @dataclass(frozen=True)
-class AttnLRP:
+class AttnLRP(Explainer):
     """Relevance of tokens by AttnLRP's rules."""
+
+    title = "AttnLRP"
+    color = "#b5651d"
 
     gamma: float = 0.05
     """Of the rule for linear layers; 0 is the ε rule."""
+
+    def applies_to(self, model: Any) -> bool:
+        return isinstance(model, VisionTransformer) and model.config.family == "conventional"
 
     def __call__(self, model: Any, images: Tensor, target: Any = None) -> Attribution:
         transformer = as_transformer(unwrapped(model), "AttnLRP")
@@ -120,54 +123,12 @@ def check() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weights")
-    parser.add_argument("--data")
-    parser.add_argument("--out", default="attnlrp")
-    parser.add_argument("--gamma", type=float, default=0.05)
-    parser.add_argument("--methods", default="ixg,gradsam,cheferlrp,libragrad")
-    parser.add_argument("--metrics", default="localization,perturbation,additivity")
-    parser.add_argument("--grids", type=int, default=50)
-    parser.add_argument("--images", type=int, default=50)
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.check:
+    if sys.argv[1:] == ["--check"]:
         check()
-        return
-    predictor = Predictor.load(arguments.weights, "auto")
-    names = predictor.class_names if predictor.has_class_names else None
-    source = open_source(arguments.data, only_val=True)
-    images = labeled_images(
-        source,
-        "val",
-        names,
-        predictor.transform,
-        num_classes=len(predictor.class_names),
-        class_ids=predictor.class_ids,
-    )
-    if arguments.limit:
-        images.limit(arguments.limit, seed=0)
-    metrics = []
-    for name in arguments.metrics.split(","):
-        metric = METRICS.get(name)
-        amount = "grids" if hasattr(metric, "grids") else "images"
-        metrics.append(configure(metric, {amount: getattr(arguments, amount)}))
-    methods = [AttnLRP(arguments.gamma), *arguments.methods.split(",")]
-    found = evaluate(
-        predictor.model, images, methods, metrics=metrics, batch_size=arguments.batch_size
-    )
-    for name, result in found.results.items():
-        for title, column in result.columns().items():
-            for method, each in column.items():
-                print(
-                    f"{name}, {title}, {method}: {each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]"
-                )
-    folder = Path(arguments.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = {"command": sys.argv, "summary": found.summary()}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    else:
+        from bcosvit.cli import main as command
+
+        command()
 
 
 if __name__ == "__main__":

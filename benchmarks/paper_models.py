@@ -6,14 +6,17 @@ features of a batch are computed once for all of them. Measurements are taken by
 as are started, in the order of the list. What is written are runs and measurements of `reproduce`:
 the same command without this script finds them finished, and draws its figures from them.
 
+    python benchmarks/paper_models.py backbone --data imagenette/ --out paper --family bcos
     python benchmarks/paper_models.py train --data imagenette/ --out paper --family bcos \\
-        --bcos-backbone bcos_densenet121_imagenette --models ti_13,ti_38,ti_87,ti_87+position=none
+        --models ti_13,ti_38,ti_87,ti_87+position=none
     python benchmarks/paper_models.py measure --data imagenette/ --out paper --family bcos \\
-        --bcos-backbone bcos_densenet121_imagenette --models ti_13,ti_38,ti_87 \\
-        --metrics localization,perturbation,additivity --options --images 60
+        --models ti_13,ti_38,ti_87 --metrics localization,perturbation,norms --images 60
 
-Options that both have in common (``--set``, ``--flavor``, ``--methods``, ``--grids``, ``--images``)
-are those of `reproduce`, whose recipe ``small`` is used.
+``backbone`` is left out where the backbone is given (``--bcos-backbone``,
+``--conventional-backbone``). Options that `reproduce` has, too (``--set``, ``--flavor``,
+``--methods``, ``--grids``, ``--images``), mean the same; its recipe is ``small``. ``--options``
+measures with all sets of options of `reproduce options`. With the method ``attnlrp``, which is in
+`attnlrp.py`, that script draws the figures instead of `reproduce`.
 """
 
 import argparse
@@ -37,7 +40,16 @@ from bcosvit.nn import CUDAGraphRunner
 from bcosvit.paper.faithfulness import Options
 from bcosvit.paper.figures import Perturbation
 from bcosvit.paper.measure import measure_options
-from bcosvit.paper.runs import DONE, FINAL, run_config, run_folder, run_recipe, run_record
+from bcosvit.paper.runs import (
+    DONE,
+    FINAL,
+    run_backbone,
+    run_config,
+    run_folder,
+    run_recipe,
+    run_record,
+    train_runs,
+)
 from bcosvit.paper.study import BACKBONE_OF, RunSpec, Study, StudyOptions
 from bcosvit.predictor import choose_device
 from bcosvit.report.provenance import machine
@@ -52,11 +64,11 @@ BLOCKS = {"13": 1, "38": 2, "87": 3}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("train", "measure"))
+    parser.add_argument("step", choices=("backbone", "train", "measure"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--family", choices=("bcos", "conventional"), required=True)
-    parser.add_argument("--models", required=True, help="e.g. ti_38,s_87+maxout=1")
+    parser.add_argument("--models", default="", help="e.g. ti_38,s_87+maxout=1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--flavor", default="v2")
     parser.add_argument("--bcos-backbone")
@@ -69,6 +81,8 @@ def main() -> None:
     parser.add_argument("--metrics", default="localization,perturbation")
     parser.add_argument("--options", action="store_true", help="All sets of `reproduce options`")
     given = parser.parse_args()
+    if "attnlrp" in (given.methods or "").split(","):
+        import attnlrp  # noqa: F401  (registers the method)
     backbones = {
         "bcos_densenet121": given.bcos_backbone,
         "densenet121": given.conventional_backbone,
@@ -87,8 +101,10 @@ def main() -> None:
             batch_size=given.batch_size,
         )
     )
-    specs = [parse(given.family, text, given.seed) for text in given.models.split(",")]
-    if given.step == "train":
+    specs = [parse(given.family, text, given.seed) for text in given.models.split(",") if text]
+    if given.step == "backbone":
+        train_runs(study, [RunSpec(model=BACKBONE_OF[given.family])])
+    elif given.step == "train":
         train_together(study, [spec for spec in specs if run_record(study, spec) is None])
     else:
         measure(study, specs, given.metrics.split(","), all_options=given.options)
@@ -150,6 +166,12 @@ def train_together(study: Study, specs: Sequence[RunSpec]) -> None:
         return
     began, device = time.monotonic(), torch.device(choose_device(study.device))
     recipe, cuda = run_recipe(study, specs[0]), device.type == "cuda"
+    trained = run_backbone(study, specs[0])
+    backbone: str | Path = (
+        study.backbones[BACKBONE_OF[specs[0].family]]
+        if trained is None
+        else run_folder(study, trained) / FINAL
+    )
     size = run_config(study, specs[0]).image_size[0]
     crops = TrainTransform(size, rand_augment=(0, 0), flip=recipe.flip, scale=recipe.crop)
     splits = (
@@ -162,7 +184,7 @@ def train_together(study: Study, specs: Sequence[RunSpec]) -> None:
     for spec in specs:
         torch.manual_seed(recipe.seed)
         model: Any = create_model(run_config(study, spec))
-        initialize(model, study.backbones[BACKBONE_OF[spec.family]])
+        initialize(model, backbone)
         models[spec] = model.to(device).train()
         optimizers[spec] = torch.optim.Adam(
             [parameter for parameter in model.parameters() if parameter.requires_grad],
