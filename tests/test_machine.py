@@ -1,5 +1,7 @@
 """What is free, read from files as Linux writes them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -19,6 +21,25 @@ def root(tmp_path, monkeypatch):
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("device", "gigabytes", "side", "expected"),
+    [
+        ("cpu", None, 224, 8),
+        ("cpu", None, 448, 2),
+        ("cpu", None, 2000, 1),
+        ("cpu", None, 16, 64),
+        ("cuda", 8, 224, 32),
+        ("cuda", 80, 224, 128),
+        ("cuda", 80, 64, 128),
+    ],
+)
+def test_how_many_pictures_at_once(monkeypatch, device, gigabytes, side, expected):
+    if gigabytes is not None:
+        properties = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert machine.choose_batch_size(torch.device(device), (side, side)) == expected
 
 
 def test_what_the_system_has_available(root):

@@ -13,6 +13,9 @@ from torch import Tensor
 ROOT = Path("/")
 """Where the system describes itself, in ``proc`` and ``sys``."""
 
+LARGE_GPU = 24 * 10**9
+"""Bytes of memory from which on a GPU gets large batches."""
+
 
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that are free on a device, within the limits of a container.
@@ -66,6 +69,30 @@ def cpu_cores() -> int:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def choose_batch_size(device: torch.device, image_size: tuple[int, int]) -> int:
+    """Returns how many pictures pass through a model at once where no number is asked for.
+
+    A GPU needs many to be busy. A CPU is faster with few: larger tensors leave its caches, and
+    the system clears their memory anew for every layer.
+
+    Args:
+        device: Where the model computes.
+        image_size: Height and width of a picture.
+
+    Examples:
+        >>> choose_batch_size(torch.device("cpu"), (224, 224))
+        8
+        >>> choose_batch_size(torch.device("cpu"), (48, 48))
+        64
+    """
+    many = 8
+    if device.type == "cuda":
+        large = torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU
+        many = 128 if large else 32
+    height, width = image_size
+    return max(1, min(max(many, 64), many * 224**2 // (height * width)))
 
 
 def stored_bytes(run: Callable[[], object]) -> int:

@@ -153,6 +153,16 @@ def test_another_model_does_not_continue(trained, tmp_path):
         collect(trained, tmp_path / "one", grid=4)
 
 
+def test_batches_stay_as_large_where_no_size_is_given(trained, tmp_path):
+    predictor, pictures = collect(trained, tmp_path / "one")
+    before = chunk_path(tmp_path / "one", 0).read_bytes()
+    chunk_path(tmp_path / "one", 0).unlink()
+    assert collect_evidence(predictor, pictures, tmp_path / "one").batch_size == 16
+    assert chunk_path(tmp_path / "one", 0).read_bytes() == before
+    with pytest.raises(ValueError, match="another batch_size"):
+        collect_evidence(predictor, pictures, tmp_path / "one", batch_size=8)
+
+
 def test_of_two_audits_in_a_folder_the_second_is_told(trained, tmp_path):
     folder, weights = trained
     options = {"out": tmp_path / "out", "split": "all", "device": "cpu"}

@@ -25,7 +25,7 @@ class Linear(Classifier):
         super().__init__()
         activation = "sigmoid" if family == "bcos" else "softmax"
         options = {"family": family, "activation": activation}
-        self.config = SimpleNamespace(**options, num_classes=len(weight))
+        self.config = SimpleNamespace(**options, num_classes=len(weight), image_size=(8, 8))
         self.encoding = BcosEncoding()
         self.weight = nn.Parameter(weight)
         self.gain, self.bias = gain, bias

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from bcosvit.attribution.inherent import bcos_model, new_probe
 from bcosvit.files import atomic, make_folder
+from bcosvit.machine import choose_batch_size
 from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
@@ -204,7 +205,7 @@ def collect_evidence(
     *,
     masks: Masks | None = None,
     grid: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_workers: int = 0,
     processes: int = 1,
     shard: tuple[int, int] | None = None,
@@ -218,7 +219,8 @@ def collect_evidence(
         folder: Where the store is written.
         masks: A function from a position in the data to the object's mask [H, W] or None.
         grid: The cells along a side; `default_grid` by default.
-        batch_size: How many pictures pass through the model at once.
+        batch_size: How many pictures pass through the model at once; by default as many as in
+            the evidence that the folder holds, or as suit the device.
         num_workers: How many processes read ahead.
         processes: How many processes compute.
         shard: Which part to compute, ``(number, count)``, where several machines share a folder.
@@ -245,7 +247,7 @@ def collect_evidence(
         strong=min(24, max(6, cells * cells // 6)),
         bias=float(model.logit.bias),
         classes=predictor.class_names,
-        batch_size=batch_size,
+        batch_size=_default_batch_size(predictor, folder) if batch_size is None else batch_size,
         chunk=CHUNK,
     )
     ranks = Ranks.current() if shard is None else Ranks(*shard)
@@ -639,6 +641,12 @@ def check_settings(folder: str | Path, settings: EvidenceSettings) -> None:
                 f"{folder} holds the evidence of an audit with another {name}; give an empty "
                 f"folder, or remove the old evidence."
             )
+
+
+def _default_batch_size(predictor: Predictor, folder: str | Path) -> int:
+    if Path(folder, SETTINGS).exists():
+        return read_settings(folder).batch_size
+    return choose_batch_size(predictor.device, predictor.model.config.image_size)
 
 
 def _write_settings(folder: str | Path, settings: EvidenceSettings) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bcosvit.attribution.base import TOLERANCES, CompletenessWarning
 from bcosvit.auditing.clusters import class_evidence
-from bcosvit.auditing.evidence import Evidence, chunk_path, collect_evidence
+from bcosvit.auditing.evidence import Evidence, EvidenceSettings, chunk_path, collect_evidence
 from bcosvit.auditing.mistakes import find_mistakes
 from bcosvit.auditing.report import Audit, write_audit
 from bcosvit.auditing.suspicions import find_suspicions
@@ -39,7 +39,7 @@ def audit(
     limit: int | None = None,
     grid: int | None = None,
     pairs: int = 48,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seed: int = 0,
     num_workers: int = 0,
     processes: int = 1,
@@ -64,7 +64,8 @@ def audit(
         limit: The number of pictures to draw at random; by default all are audited.
         grid: Cells along a side; by default those of the tokens, or 14.
         pairs: How many transfers test a suspicion.
-        batch_size: How many pictures pass through the model at once.
+        batch_size: How many pictures pass through the model at once; by default as many as suit the
+            device (`bcosvit.machine.choose_batch_size`).
         seed: Of everything that is drawn at random.
         num_workers: How many processes read ahead.
         processes: How many processes collect evidence.
@@ -124,7 +125,6 @@ def audit(
                 evidence,
                 classes,
                 pairs=pairs,
-                batch_size=batch_size,
                 seed=seed,
                 progress=progress,
             )
@@ -154,7 +154,7 @@ def audit(
                 "Weights": predictor.weights,
                 "Data": f"{name}, split {split}, {len(evidence)} pictures",
             },
-            command=_command(predictor, described, settings.grid, pairs, batch_size),
+            command=_command(predictor, described, settings, pairs),
         )
         return found
 
@@ -191,11 +191,16 @@ def open_pictures(
 
 
 def _command(
-    predictor: Predictor, described: Mapping[str, object], grid: int, pairs: int, batch_size: int
+    predictor: Predictor, described: Mapping[str, object], settings: EvidenceSettings, pairs: int
 ) -> str:
     """The command that gives the same report, however it was made."""
     words = ["bcosvit", "audit", "--weights", predictor.weights]
-    values = {**described, "grid": grid, "pairs": pairs, "batch-size": batch_size}
+    values = {
+        **described,
+        "grid": settings.grid,
+        "pairs": pairs,
+        "batch-size": settings.batch_size,
+    }
     given = values.pop("mask_values")
     if isinstance(given, list):
         values["mask-value"] = ",".join(map(str, given))

@@ -193,7 +193,6 @@ def find_suspicions(
     *,
     pairs: int = 48,
     tests: int = 2000,
-    batch_size: int = 32,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Suspicion]:
@@ -207,7 +206,6 @@ def find_suspicions(
         pairs: Transfers per candidate.
         tests: How many candidates are tested at most. Each class has up to seven; where they are
             too many, the first ones of all classes come before the second ones of any.
-        batch_size: How many pictures pass through the model at once.
         seed: Of the choice of pictures and of the intervals.
         progress: A function that is called after each candidate.
 
@@ -218,7 +216,7 @@ def find_suspicions(
         model=predictor.model,
         pictures=pictures,
         evidence=evidence,
-        batch_size=batch_size,
+        batch_size=evidence.settings.batch_size,
         known={},
         mean=_mean_colors(pictures, evidence, seed).to(next(predictor.model.parameters())),
     )

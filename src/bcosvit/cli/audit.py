@@ -27,7 +27,10 @@ def audit(
         int | None, typer.Option(min=2, max=64, help="Cells along a side of a picture.")
     ] = None,
     pairs: Annotated[int, typer.Option(min=12, help="Transfers that test a suspicion.")] = 48,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures in one pass.")] = 32,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pictures in one pass; by default as many as suit the device."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
     num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Processes that collect evidence.")] = 1,

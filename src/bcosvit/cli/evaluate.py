@@ -53,7 +53,10 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another option of a metric."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures in one pass.")] = 32,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pictures in one pass; by default as many as suit the device."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
     num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
     device: Annotated[str, DEVICE] = "auto",

@@ -84,7 +84,12 @@ def reproduce(
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many validation images to measure on.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per pass of a measurement.")] = 32,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Images per pass of a measurement; by default as many as suit the device."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Reproduces a figure of the paper on your images: trains, measures, draws.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bcosvit.attribution import Method, explain_all, method_name
 from bcosvit.files import atomic
+from bcosvit.machine import choose_batch_size
 from bcosvit.metrics.accuracy import Accuracy, AccuracyResult, predict
 from bcosvit.metrics.base import (
     METRICS,
@@ -113,7 +114,7 @@ def evaluate(
     metrics: Sequence[str | Metric] | None = None,
     masks: Masks | None = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_workers: int = 0,
     progress: Progress | None = None,
     known: AccuracyResult | None = None,
@@ -132,7 +133,7 @@ def evaluate(
         masks: A function from a position in the data to the object's mask [H, W] or None.
         bootstrap: How to compute intervals.
         batch_size: How many images pass through the model at once, except for grids, where at
-            least the four pictures of one grid do.
+            least the four pictures of one grid do; by default as many as suit the device.
         num_workers: How many processes read ahead.
         progress: A function that is called after each batch.
         known: The accuracy that an earlier call found for this model and these data, which are
@@ -169,6 +170,9 @@ def evaluate(
         raise ValueError(f"{name} cannot be measured: {reason}; leave it out.")
     named = name_metrics([metric for metric in chosen if metric.name not in left_out])
     explaining = {name: metric for name, metric in named.items() if metric.explains}
+    if batch_size is None:
+        device = next(model.parameters()).device
+        batch_size = choose_batch_size(device, model.config.image_size)
     _check(model, data, methods, batch_size, bool(explaining))
     if known is not None and known.images != len(data):
         raise ValueError(

@@ -22,6 +22,7 @@ from bcosvit.attribution import METHODS, explainers
 from bcosvit.data.labeled import LabeledImages
 from bcosvit.data.transforms import EvalTransform
 from bcosvit.files import atomic
+from bcosvit.machine import choose_batch_size
 from bcosvit.metrics import (
     METRICS,
     AccuracyResult,
@@ -424,11 +425,14 @@ def _norms(study: Study, spec: RunSpec) -> dict[str, Any]:
     assert isinstance(predictor.model, VisionTransformer)
     images.limit(NORM_IMAGES, seed=0)
     reference = next(predictor.model.parameters())
+    size = study.batch_size or choose_batch_size(
+        predictor.device, predictor.model.config.image_size
+    )
 
     def batches() -> Iterator[Tensor]:
         positions = range(len(images))
-        for first in positions[:: study.batch_size]:
-            batch = [images[at][0] for at in positions[first : first + study.batch_size]]
+        for first in positions[::size]:
+            batch = [images[at][0] for at in positions[first : first + size]]
             yield torch.stack(batch).to(reference)
 
     ratios = torch.cat([branch_ratios(predictor.model, batch).cpu() for batch in batches()])

@@ -197,8 +197,8 @@ class StudyOptions:
     """How many images are perturbed."""
     limit: int | None = None
     """How many validation images are drawn; None stands for all."""
-    batch_size: int = 32
-    """Of measurements."""
+    batch_size: int | None = None
+    """Of measurements; None stands for as many images as suit the device."""
     device: str = "auto"
     minutes: float | None = None
     """How long training and measuring may take; None stands for as long as it takes."""

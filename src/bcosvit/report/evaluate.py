@@ -60,7 +60,7 @@ def evaluate_weights(
     masks: str | Path | None = None,
     mask_values: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seed: int = 0,
     num_workers: int = 0,
     device: str = "auto",
@@ -81,7 +81,8 @@ def evaluate_weights(
         masks: Masks of the objects, as for `bcosvit.data.masks.MaskFiles`; scenes have their own.
         mask_values: The values that mark the object in label images; by default all but 0.
         options: Values of options such as ``grids``, for each of the metrics that has them.
-        batch_size: How many pictures pass through the model at once.
+        batch_size: How many pictures pass through the model at once; by default as many as suit
+            the device.
         seed: Of everything that is drawn at random.
         num_workers: How many processes read ahead.
         device: A device by name; ``"auto"`` is the accelerator where there is one.
