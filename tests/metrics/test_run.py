@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bcosvit import create_model
-from bcosvit.attribution import Attribution
+from bcosvit.attribution import Attribution, explain
 from bcosvit.metrics import (
     METRICS,
     Accuracy,
@@ -23,6 +23,7 @@ from bcosvit.metrics import (
     register_metric,
 )
 from bcosvit.metrics.evaluation import write_table
+from bcosvit.metrics.grid_pointing import grid_images, localization_score
 from tests.conftest import small_config
 from tests.metrics.fakes import Contributions, Patches, Uniform, color_model
 
@@ -208,6 +209,30 @@ def test_each_image_is_explained_once_for_both_metrics_and_read_no_more_than_nee
     )
     assert sum(explained) == 1 + 15
     assert data.reads == [0, *range(15), *range(15)]
+
+
+def test_the_classes_of_a_grid_share_its_picture(real, monkeypatch):
+    model, data = real
+    tokenizer, passes = type(model.tokenizer), []
+    forward = tokenizer.forward
+
+    def counted(self, encoded):
+        passes.append(len(encoded))
+        return forward(self, encoded)
+
+    game, known = GridPointingGame(grids=4), evaluate(model, data, metrics=["accuracy"]).accuracy
+    methods = ("rollout", "gradsam", "libragrad")
+    monkeypatch.setattr(tokenizer, "forward", counted)
+    found = evaluate(model, data, methods, metrics=[game], known=known, **QUICK)["localization"]
+    # Before the grids, the methods are tried on one image.
+    assert len(found.grids) == 4 and sum(passes) == 1 + 4
+    for grid, scores in zip(found.grids, found.scores["libragrad"], strict=True):
+        cells = torch.stack([data[image.index][0] for image in grid])
+        picture = grid_images(cells.unsqueeze(0))
+        for cell, image in enumerate(grid):
+            alone = explain(model, picture, image.label, "libragrad").map
+            expected = localization_score(alone, torch.tensor([cell])).item()
+            assert float(scores[cell]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_sets_of_options_share_explanations_and_passes():

@@ -10,7 +10,7 @@ Letters: B batch, l layers, h heads, t tokens.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,21 @@ class Observation:
             return torch.autograd.grad(logit, of, retain_graph=True)
 
 
-def observe(model: AnyModel, images: Tensor, method: str = "This method") -> Observation:
+def shared_tokens(model: AnyModel, images: Tensor, method: str, shared: dict[str, Any]) -> Tensor:
+    """The tokens [B, t, d] that enter the transformer in evaluation mode, computed once."""
+    if "tokens" not in shared:
+        transformer = as_transformer(unwrapped(model), method)
+        with torch.inference_mode(False), torch.no_grad():
+            shared["tokens"] = view(transformer, with_parameter_grad=False).eval().tokens(images)
+    return cast(Tensor, shared["tokens"]).detach()
+
+
+def observe(
+    model: AnyModel,
+    images: Tensor,
+    method: str = "This method",
+    shared: dict[str, Any] | None = None,
+) -> Observation:
     """Predicts in evaluation mode and keeps the attention matrices; ``model`` stays untouched."""
     transformer = as_transformer(unwrapped(model), method)
     tape: list[Tensor] = []
@@ -72,8 +86,7 @@ def observe(model: AnyModel, images: Tensor, method: str = "This method") -> Obs
         with_parameter_grad=False,
     ).eval()
     with torch.inference_mode(False), torch.enable_grad():
-        with torch.no_grad():
-            tokens = watched.tokens(images)
+        tokens = shared_tokens(model, images, method, {} if shared is None else shared)
         size = (images.shape[-2], images.shape[-1])
         logits = watched.from_tokens(tokens.requires_grad_(), watched.config.grid_of(*size))
     return Observation(model=transformer, size=size, logits=logits, attentions=tape)
@@ -95,7 +108,7 @@ class AttentionExplainer(Explainer):
     ) -> Attribution:
         """Methods that read attention share one forward pass."""
         if "attention" not in shared:
-            shared["attention"] = observe(model, images, type(self).__name__)
+            shared["attention"] = observe(model, images, type(self).__name__, shared)
         seen: Observation = shared["attention"]
         with torch.inference_mode(False):
             logits = seen.logits.detach()

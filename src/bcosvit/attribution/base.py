@@ -406,6 +406,8 @@ def explain_all(
     found: dict[str, Attribution] = {}
     for name in ordered:
         found[name] = _explain(resolved[name], model, images, target, shared, strict, check)
+        if found[name].logits is not None:
+            shared.setdefault("logits", found[name].logits)
         if not isinstance(target, Tensor | int):
             target = found[name].target
     return {name: found[name] for name in resolved}

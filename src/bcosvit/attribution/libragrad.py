@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bcosvit.attribution.attention import as_transformer, upsample
+from bcosvit.attribution.attention import as_transformer, shared_tokens, upsample
 from bcosvit.attribution.base import (
     Attribution,
     Explainer,
@@ -51,12 +51,18 @@ class LibraGrad(Explainer):
         return isinstance(model, VisionTransformer)
 
     def __call__(self, model: AnyModel, images: Tensor, target: Target = None) -> Attribution:
+        return self.with_shared(model, images, target, {})
+
+    def with_shared(
+        self, model: AnyModel, images: Tensor, target: Target, shared: dict[str, Any]
+    ) -> Attribution:
+        """Classes, and methods that read attention, share the tokens."""
         transformer = as_transformer(unwrapped(model), "LibraGrad")
         balanced = view(transformer, mark=_balance, with_parameter_grad=False).eval()
         size = (images.shape[-2], images.shape[-1])
         with torch.inference_mode(False), torch.enable_grad():
             with torch.no_grad():
-                tokens = balanced.position(balanced.tokens(images))
+                tokens = balanced.position(shared_tokens(model, images, "LibraGrad", shared))
             tokens.requires_grad_()
             last = balanced.norm(balanced.blocks(tokens))
             logits = balanced.classify(last, balanced.config.grid_of(*size))

@@ -182,7 +182,8 @@ class Metric(ABC):
             labels: Their labels [N, tiles].
 
         Returns:
-            Pictures and the class to explain for each, as many per item as the metric likes.
+            Pictures, as many per item as the metric likes, and the class to explain for each [P],
+            or several [P, C]. With several the scored batch has each picture once per class.
         """
         return images[:, 0], labels[:, 0]
 

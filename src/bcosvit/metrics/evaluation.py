@@ -304,9 +304,9 @@ class _Run:
         return batch.images.to(reference), batch.labels.to(reference.device)
 
     def maps(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Every method's attribution maps [B, H, W]."""
+        """Every method's attribution maps [B, H, W], or [B, C, H, W] of several classes."""
         found = explain_all(self.model, images, labels, self.methods, check=False)
-        expected = (len(images), *images.shape[-2:])
+        expected = (*labels.shape, *images.shape[-2:])
         for method, attribution in found.items():
             if attribution.map.shape != expected:
                 raise ValueError(
@@ -319,7 +319,7 @@ class _Run:
                 # A model without a bias may give a logit of exactly zero.
                 least = max(abs(attribution.bias), torch.finfo(torch.float32).tiny)
                 size = attribution.logit.double().abs().clamp(min=least)
-                self.missed.extend((attribution.completeness_error() / size).tolist())
+                self.missed.extend((attribution.completeness_error() / size).flatten().tolist())
         return {method: attribution.map for method, attribution in found.items()}
 
     def completeness(self) -> Completeness | None:
@@ -426,6 +426,10 @@ def _score_batch(
         images.unflatten(0, (-1, tiles))[needed], labels.unflatten(0, (-1, tiles))[needed]
     )
     maps = run.maps(pictures, targets)
+    if targets.ndim == 2:
+        pictures = pictures.repeat_interleave(targets.shape[1], 0)
+        targets = targets.flatten()
+        maps = {method: each.flatten(0, 1) for method, each in maps.items()}
     each = len(pictures) // len(needed)
     at = {number: position for position, number in enumerate(needed)}
     shared: dict[Hashable, Any] = {}
