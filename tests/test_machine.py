@@ -1,5 +1,7 @@
 """What is free, read from files as Linux writes them."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -92,3 +94,28 @@ def test_stored_bytes_count_each_storage_once():
     assert machine.stored_bytes(lambda: x.exp()) == 400
     # Both factors are stored, and one of them twice.
     assert machine.stored_bytes(lambda: (x * x) * x) == 800
+
+
+FAULTS = """
+import resource
+import torch
+from bcosvit.machine import keep_freed_memory
+
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+new = pages()
+if keep_freed_memory():
+    # The first tensors still come from the system.
+    for _ in range(6):
+        pages()
+    assert pages() < new / 2
+"""
+
+
+def test_freed_memory_is_kept_where_the_c_library_can():
+    # The setting holds for the rest of a process.
+    subprocess.run([sys.executable, "-c", FAULTS], check=True)

@@ -1,5 +1,6 @@
 """What this machine has free: memory and processor cores, also where a container limits them."""
 
+import ctypes
 import gc
 import os
 import resource
@@ -121,6 +122,22 @@ def stored_bytes(run: Callable[[], object]) -> int:
         # Named, so that it lives until the end.
         _result = run()
     return sum(stored.values())
+
+
+def keep_freed_memory() -> bool:
+    """Makes the rest of this process keep memory that it has freed, for what it allocates next.
+
+    Otherwise glibc returns tensors of more than 32 MB to the system at once, which has to clear
+    their memory before the next one. So the process occupies its peak to the end.
+
+    Returns:
+        Whether the C library has this setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    no_maps, trim_threshold = -4, -1
+    return bool(mallopt(no_maps, 0) and mallopt(trim_threshold, 2**31 - 1))
 
 
 def _left_in_groups() -> Iterator[int]:

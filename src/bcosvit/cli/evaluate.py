@@ -79,10 +79,12 @@ def evaluate(
     bcosvit evaluate --weights best.safetensors --data scenes --limit 100
     --metrics localization --methods inherent,intgrad --grids 25 --out quick
     """
+    from bcosvit.machine import keep_freed_memory
     from bcosvit.report.evaluate import REPORT, evaluate_weights
     from bcosvit.report.tables import evaluation_table
     from bcosvit.settings import parse_settings, parse_values
 
+    keep_freed_memory()
     found = evaluate_weights(
         weights,
         data,

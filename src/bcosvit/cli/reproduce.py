@@ -111,6 +111,7 @@ def reproduce(
     from pathlib import Path
 
     from bcosvit.attribution import explainers
+    from bcosvit.machine import keep_freed_memory
     from bcosvit.messages import require
     from bcosvit.settings import parse_settings
 
@@ -139,6 +140,7 @@ def reproduce(
         tune=tune,
     )
     console = Console()
+    keep_freed_memory()
 
     def log(text: str) -> None:
         console.print(text, style="bold", highlight=False, soft_wrap=True, markup=False)
