@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from bcosvit.attribution.inherent import bcos_model, new_probe
 from bcosvit.files import atomic, make_folder
-from bcosvit.machine import choose_batch_size
+from bcosvit.machine import choose_batch_size, keep_freed_memory
 from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
 from bcosvit.models.base import AnyModel
 from bcosvit.models.vit import VisionTransformer
@@ -306,6 +306,7 @@ def _in_processes(
 def _worker(threads: int, job: _Job, chunks: Sequence[int]) -> None:
     # As many as in a single process, for the same roundings.
     torch.set_num_threads(threads)
+    keep_freed_memory()
     _compute(job, chunks, None)
 
 

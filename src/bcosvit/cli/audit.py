@@ -63,8 +63,10 @@ def audit(
 
     from bcosvit.auditing.report import REPORT
     from bcosvit.auditing.run import audit as run_audit
+    from bcosvit.machine import keep_freed_memory
     from bcosvit.settings import parse_values
 
+    keep_freed_memory()
     found = run_audit(
         weights,
         data,
