@@ -240,6 +240,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(COMPARISONS), help="separated by commas")
     parser.add_argument("--cpu-time", action="store_true", help="for a machine with other load")
     args = parser.parse_args()
+    only = args.only.split(",")
+    if not set(only) <= set(COMPARISONS):
+        parser.error(f"--only takes {', '.join(COMPARISONS)}, separated by commas")
     if args.cpu_time:
         CLOCK[0] = time.process_time
     torch.set_num_threads(args.threads)
@@ -247,7 +250,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {args.threads} threads, batch {args.batch}")
     ratios: dict[str, float] = {}
     seconds: dict[str, dict[str, float]] = {}
-    for name in args.only.split(","):
+    for name in only:
         measure, rows = COMPARISONS[name]
         found = seconds[name] = measure(args.rounds, args.batch)
         for row, (ours, theirs) in rows.items():
