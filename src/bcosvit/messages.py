@@ -26,6 +26,20 @@ def and_more(items: Iterable[object], most: int = 5) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def counted(number: int, noun: str) -> str:
+    """Writes a number with its noun.
+
+    Args:
+        number: How many.
+        noun: What, in the singular.
+
+    Examples:
+        >>> counted(1, "picture"), counted(2, "picture")
+        ('1 picture', '2 pictures')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str, most: int = 200) -> str:
     """Makes text of others fit to be shown: control characters become escapes, long text is cut.
 

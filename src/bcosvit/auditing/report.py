@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from bcosvit.attribution import explain
 from bcosvit.attribution.color import SMOOTH, color_image
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
-from bcosvit.auditing.cues import Cells, Copied
+from bcosvit.auditing.cues import Cells, Copied, Cue
 from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
 from bcosvit.auditing.mistakes import Mistake, MistakeGroup, grouped
 from bcosvit.auditing.repeats import EDGE
@@ -192,6 +192,7 @@ def write_audit(
         provenance=Provenance(command=command, versions=made.versions, config=made.config),
         image_sources="data:" if gallery.inline else "data: file: 'self'",
         audit=audit,
+        fewest=Cue.fewest,
         **view,
     )
 

@@ -64,6 +64,7 @@ def audit(
     from bcosvit.auditing.report import REPORT
     from bcosvit.auditing.run import audit as run_audit
     from bcosvit.machine import keep_freed_memory
+    from bcosvit.messages import counted
     from bcosvit.settings import parse_values
 
     keep_freed_memory()
@@ -98,11 +99,13 @@ def audit(
         row = [each.cue.name, escape(each.class_name)]
         row += [f"{number:.0%}" for number in numbers]
         table.add_row(*row, f"{each.p_corrected:.2g}", style=style)
-    Console().print(table)
-    count, wrong = len(found.significant), len(found.mistakes)
+    if found.suspicions:
+        Console().print(table)
     Console().print(
-        f"{count or 'No'} significant suspicion{'' if count == 1 else 's'}, "
-        f"{wrong} mistake{'' if wrong == 1 else 's'} in {len(found.evidence)} pictures.",
+        f"{counted(len(found.significant), 'significant suspicion')} of "
+        f"{counted(len(found.suspicions), 'candidate')}, "
+        f"{counted(len(found.mistakes), 'mistake')} in "
+        f"{counted(len(found.evidence), 'picture')}.",
         highlight=False,
     )
     Console().print(str(Path(out, REPORT)), highlight=False, soft_wrap=True, markup=False)

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from bcosvit.attribution import describe_method, method_title
 from bcosvit.files import atomic
-from bcosvit.messages import percent
+from bcosvit.messages import counted, percent
 from bcosvit.report.charts import method_color
 
 _MARK = Markup("<!-- sections -->")
@@ -41,6 +41,7 @@ def environment() -> Environment:
     made.filters |= {
         "astuple": astuple,
         "cell": cell,
+        "counted": counted,
         "percent": percent,
         "pretty": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         "signed": signed,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bcosvit.machine import cpu_cores, free_memory, stored_bytes, used_memory
+from bcosvit.messages import counted
 from bcosvit.models.base import AnyModel
 from bcosvit.nn import prepared_view
 from bcosvit.nn.views import frozen_view
@@ -205,7 +206,7 @@ def _choose_views(plan: Plan, part: FrozenPart | None, folder: Path) -> tuple[Re
 
 
 def _views(number: int) -> str:
-    return f"{number} view{'s' if number > 1 else ''} of each image"
+    return f"{counted(number, 'view')} of each image"
 
 
 def _chosen_workers(

@@ -18,6 +18,7 @@ from starlette.routing import Mount, Route
 from bcosvit.auditing.report import PICTURES, REPORT, read_summary
 from bcosvit.auditing.run import SOURCE, open_pictures
 from bcosvit.files import read_regular
+from bcosvit.messages import counted
 from bcosvit.report.explain import ReportInfo, html_report
 from bcosvit.report.images import photo_bytes, photo_image
 from bcosvit.report.provenance import Provenance
@@ -164,7 +165,7 @@ class _Pages:
             "main{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr))}"
             "img{width:100%;aspect-ratio:1;display:block;border-radius:.3rem;background:#8883}"
         )
-        count = f"{len(indices)} picture{'s' if len(indices) != 1 else ''}"
+        count = counted(len(indices), "picture")
         if len(indices) > AT_ONCE:
             count += f", the first {AT_ONCE} of them here"
         return _page(
