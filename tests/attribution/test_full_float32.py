@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcosvit import bcosify, explain, frozen_view
+from bcosvit import bcosify, create_model, explain, frozen_view
 from bcosvit.attribution.inherent import CompiledInherent
 from bcosvit.attribution.layers import input_contributions, token_contributions
 from bcosvit.ops import products
+from tests.conftest import randomize, small_config
 
+aten = torch.ops.aten
 RUNS = [
     lambda model, images: explain(model, images),
     lambda model, images: explain(model, images, "all"),
@@ -69,6 +72,32 @@ def test_explanations_are_exact_under_every_setting(run, model, images, before, 
     assert watched
     assert all(watched)
     assert settings() == before
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes of products of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
+            self.dtypes |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        return func(*args, **kwargs or {})
+
+
+def test_with_more_classes_than_inputs_of_the_last_layer(images):
+    model = randomize(create_model(small_config(num_classes=20, position="emb"))).eval()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with Products() as products:
+            found = explain(model, images, "all")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert products.dtypes == {torch.float64}
+    scale = found.logit.abs().max() + abs(found.bias)
+    assert (found.completeness_error() / scale).max() < 1e-5
 
 
 def test_the_settings_are_not_touched_meanwhile(model, images, before):

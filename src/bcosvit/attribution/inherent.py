@@ -28,6 +28,7 @@ from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.nn.encoding import check_images
 from bcosvit.nn.views import DynamicModule, M, frozen_view, unwrapped
 from bcosvit.ops.dispatch import HALF_DTYPES, wide
+from bcosvit.ops.products import matmul
 
 
 class InherentExplainer(Explainer):
@@ -197,8 +198,11 @@ def _through_head(
     units = torch.eye(inputs.shape[1]).to(inputs)
     units = units.unsqueeze(1).expand(-1, len(inputs), -1)
     body, of_body = _several(inputs, units, encoded, probe, at_once)
-    weights = torch.einsum("kbd,dbchw->kbchw", head, body)
-    return weights, of_head + torch.einsum("kbd,db->kb", head, of_body)
+    # Samples lead.
+    head, body, of_body = head.transpose(0, 1), body.flatten(2).transpose(0, 1), of_body.T
+    weights = matmul(head, body, frozen=True).unflatten(2, encoded.shape[1:])
+    residual = matmul(head, of_body.unsqueeze(2), frozen=True).squeeze(2)
+    return weights.transpose(0, 1), of_head + residual.T
 
 
 def _products_in_half(images: Tensor) -> AbstractContextManager[object]:
