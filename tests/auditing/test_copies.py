@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bcosvit.auditing.copies import Copies, cell_windows, find_patches
+from bcosvit.auditing.copies import Copies, Copy, cell_windows, find_patches
 from bcosvit.auditing.cues import Copied
 from bcosvit.auditing.repeats import details, likeness
 from tests.auditing.test_repeats import noise
@@ -123,3 +123,28 @@ def test_the_cue_is_its_pixels_and_the_control_as_many_elsewhere():
     assert cue.repeats(bench, numbers, onto) > 0.5
     share = cue.share(evidence)
     assert 0 < share < 0.1
+
+
+def test_a_copy_that_sticks_out_of_pictures():
+    """Of its cell, a sixth is left in the first picture, at the right between two rows of cells."""
+    images, evidence, _ = scene(having=())
+    tag = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(9)).round()
+    images[0, :, 12:28, -10:] = tag[:, :, :10]
+    images[1:6, :, 12:28, 12:28] = tag
+    cell = 1 / GRID
+    there = torch.tensor([[2.5 * cell, 2.5 * cell, 3.5 * cell, 3.5 * cell]])
+    outside = torch.tensor([[2.5 * cell, 1 - cell / 6, 3.5 * cell, 1.0]])
+    where = {0: outside, **dict.fromkeys(range(1, 6), there)}
+    cue = Copied(label=0, copy=Copy(label=0, number=1, where=where))
+    assert cue.cells_of(evidence, 0).tolist() == [2 * GRID + 5, 3 * GRID + 5]
+    assert cue.cells_of(evidence, 1).tolist() == [
+        2 * GRID + 2,
+        2 * GRID + 3,
+        3 * GRID + 2,
+        3 * GRID + 3,
+    ]
+    bench = SimpleNamespace(evidence=evidence, images=lambda which: images[which])
+    mine, control = cue.pixels(bench, cue.members(evidence), images[:6])
+    assert mine.flatten(1).any(1).all() and not (mine & control).any()
+    # The five that are whole are found again in each other.
+    assert cue.repeats(bench, cue.members(evidence), np.array([41])) >= 20 / 30

@@ -121,9 +121,17 @@ class Cue(ABC):
     def share(self, evidence: Evidence) -> float | None:
         """Of the class's positive evidence; None for what is no place."""
 
-    @abstractmethod
     def without(self, bench: Bench, numbers: Array) -> Tensor:
         """Logits of pictures without the cue."""
+        found = []
+        for start in range(0, len(numbers), bench.batch_size):
+            some = numbers[start : start + bench.batch_size]
+            found.append(self.removed(bench, some, bench.images(some)))
+        return torch.cat(found)
+
+    @abstractmethod
+    def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
+        """Logits of one batch of images without the cue."""
 
     @abstractmethod
     def transfer(
@@ -153,13 +161,8 @@ class Place(Cue):
     def pixels(self, bench: Bench, numbers: Array, images: Tensor) -> tuple[Tensor, Tensor]:
         """The cue's pixels, and as many of other strong cells [B, H, W]."""
 
-    def without(self, bench: Bench, numbers: Array) -> Tensor:
-        found = []
-        for start in range(0, len(numbers), bench.batch_size):
-            some = numbers[start : start + bench.batch_size]
-            images = bench.images(some)
-            found.append(bench.logits(images, self.pixels(bench, some, images)[0]))
-        return torch.cat(found)
+    def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
+        return bench.logits(images, self.pixels(bench, numbers, images)[0])
 
     def transfer(
         self, bench: Bench, from_: Array, onto: Array, random: Any
@@ -269,7 +272,9 @@ class Copied(Place):
         covered = F.adaptive_avg_pool2d(
             self.copy.mask(picture, (8 * grid, 8 * grid))[None] + 0.0, grid
         )
-        return np.flatnonzero(covered.flatten().numpy() > 0.1)
+        share = covered.flatten().numpy()
+        # Of what sticks out of the picture, little may be left in each.
+        return np.flatnonzero(share > min(0.1, share.max() / 2))
 
     def share(self, evidence: Evidence) -> float | None:
         members = np.flatnonzero(evidence.label == self.label)
@@ -299,8 +304,9 @@ class Copied(Place):
         images = bench.images(numbers).float().cpu()
         sides = torch.tensor([*images.shape[-2:]]).repeat(2)
         boxes = torch.stack([self.copy.boxes(int(number))[0] for number in numbers]) * sides
-        centers, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
-        return found_again(images, torch.cat([centers, size], 1))
+        # What sticks out of a picture is cut off there, and is as large elsewhere.
+        size = (boxes[:, 2:] - boxes[:, :2]).amax(0).expand(len(boxes), 2)
+        return found_again(images, torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, size], 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -342,13 +348,8 @@ class Edge(Whole):
         total, inner = cells.sum(), cells[:, 1:-1, 1:-1].sum()
         return float((total - inner) / total) if total else 0.0
 
-    def without(self, bench: Bench, numbers: Array) -> Tensor:
-        found = []
-        for start in range(0, len(numbers), bench.batch_size):
-            images = bench.images(numbers[start : start + bench.batch_size])
-            gone = edge_of(images).expand(len(images), -1, -1)
-            found.append(bench.logits(images, gone))
-        return torch.cat(found)
+    def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
+        return bench.logits(images, edge_of(images).expand(len(images), -1, -1))
 
     @staticmethod
     def copied(source: Tensor, target: Tensor) -> Tensor:
@@ -375,12 +376,8 @@ class Color(Whole):
     def share(self, evidence: Evidence) -> float | None:
         return None
 
-    def without(self, bench: Bench, numbers: Array) -> Tensor:
-        found = []
-        for start in range(0, len(numbers), bench.batch_size):
-            images = bench.images(numbers[start : start + bench.batch_size])
-            found.append(bench.logits(recolored(images, bench.mean.expand(len(images), -1, -1))))
-        return torch.cat(found)
+    def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
+        return bench.logits(recolored(images, bench.mean.expand(len(images), -1, -1)))
 
     @staticmethod
     def copied(source: Tensor, target: Tensor) -> Tensor:

@@ -204,8 +204,8 @@ def find_suspicions(
         evidence: The store.
         classes: What its classes are made of.
         pairs: Transfers per candidate.
-        tests: How many candidates are tested at most. Each class has up to seven; where they are
-            too many, the first ones of all classes come before the second ones of any.
+        tests: How many candidates are tested at most. Each class has up to seven and its
+            copies; where they are too many, copies come first, then the first ones of all classes.
         seed: Of the choice of pictures and of the intervals.
         progress: A function that is called after each candidate.
 
