@@ -5,13 +5,15 @@ import ctypes
 import functools
 import stat
 import sys
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from bcosvit.nn import BcosConv2d, BcosLinear, frozen_view
-from bcosvit.ops import bcos_conv2d, compiled
+from bcosvit.ops import bcos_conv2d, bcos_linear, compiled
 from bcosvit.ops.dispatch import unit_rows
 
 
@@ -126,6 +128,23 @@ def test_threads_share_the_rows(kernel, monkeypatch):
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+def test_a_cosine_is_at_most_one(kernel):
+    x = torch.full((1, 32, 2, 2), -1e-23).contiguous(memory_format=torch.channels_last)
+    window = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    # The square is zero.
+    found = compiled.depthwise(x, torch.ones(32, 1, 1, 1), **window, scale=2.0, eps=0.0)
+    assert torch.equal(found, 2 * x)
+
+
+def test_memory_that_holds_other_numbers_is_not_read(kernel):
+    x, weight = inputs(32, (6, 6), (3, 3))
+    with torch.no_grad():
+        found = bcos_conv2d(torch._neg_view(x), weight, groups=32)
+        torch.testing.assert_close(found, bcos_conv2d(-x, weight, groups=32))
+        nothing = torch._efficientzerotensor(x.shape).to(memory_format=torch.channels_last)
+        assert not bcos_conv2d(nothing, weight, groups=32).any()
+
+
 def test_what_is_not_a_number_stays_so_where_it_is_seen(kernel):
     x, weight = inputs(32, (6, 6), (3, 3))
     x[1, 4, 0, 0] = torch.nan
@@ -168,6 +187,7 @@ def winners_definition(grad, factor, weight, size, **window):
         (5, 40, (2, 3), (1, 2), (0, 2)),
         (3, 7, (3, 2), (4, 3), (5, 3)),
         (1, 1, (1, 1), (2, 3), (0, 0)),
+        (4, 7, (1, 2), (3, 4), (0, 1)),
         (4, 80, (1, 1), (1, 1), (0, 0)),
         (4, 96, (1, 1), (1, 1), (0, 0)),
         (4, 112, (1, 1), (1, 1), (0, 0)),
@@ -246,15 +266,17 @@ def test_layers_use_the_adjoint_of_winners(wide_kernel, monkeypatch, kind):
 def test_threads_share_the_rows_of_an_adjoint(wide_kernel, monkeypatch):
     monkeypatch.setattr(compiled, "SMALLEST_SHARE", 100)
     window = {"stride": (2, 1), "padding": (1, 1)}
-    given = winners_inputs(8, 20, (3, 3), window, gradients=2)
+    # So much that threads run at the same time.
+    size = (40, 80)
+    given = winners_inputs(64, 64, (3, 3), window, size, gradients=4)
     results, before = [], torch.get_num_threads()
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 5, 5, 5):
             torch.set_num_threads(threads)
-            results.append(compiled.winners_adjoint(*given, size=(9, 11), **window))
+            results.append(compiled.winners_adjoint(*given, size=size, **window))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert all(torch.equal(results[0], each) for each in results)
 
 
 def test_what_is_not_a_number_stays_in_its_row(wide_kernel):
@@ -316,11 +338,64 @@ def test_scaling_keeps_what_is_not_a_number(kernel, monkeypatch):
     assert found.isnan().tolist() == [[False] * 3, [True, True, False], [False] * 3]
     torch.testing.assert_close(found[0], torch.tensor([0.2, 5.0, 1.8]))
     torch.testing.assert_close(factor[0], torch.tensor([0.2, -1.0, 0.6]))
+    assert factor.isnan().tolist() == found.isnan().tolist()
     # A cosine is at most one, and of equal units the first one counts.
     assert found[2].tolist() == [-18.0, 18.0, 0.0] and factor[2].tolist() == [2.0, 2.0, 0.0]
     assert torch.equal(compiled.scaled(units, norm, maxout=2, scale=2.0)[0][0], found[0])
     assert compiled.scaled(units.double(), norm, maxout=2, scale=2.0) is None
     assert compiled.scaled(units.T.contiguous().T, norm, maxout=2, scale=2.0) is None
+
+
+def test_scaling_reads_norms_as_they_lie(kernel, monkeypatch):
+    monkeypatch.setattr(compiled, "LEAST_UNITS", 1)
+    units, norm = torch.randn(5, 3, 8), 1 + torch.rand(3, 5, 1).transpose(0, 1)
+    found, factor = compiled.scaled(units, norm, maxout=2, scale=1.0, with_factor=True)
+    first, second = units.chunk(2, -1)
+    largest = torch.maximum(first, second)
+    expected = (largest.abs() / norm).clamp(max=1)
+    torch.testing.assert_close(found, expected * largest)
+    torch.testing.assert_close(factor, torch.where(second > first, -expected, expected))
+
+
+def test_three_units_are_scaled_by_pytorch(kernel, monkeypatch):
+    monkeypatch.setattr(compiled, "LEAST_UNITS", 1)
+    layer, x = BcosLinear(24, 33, maxout=3), torch.randn(5, 24)
+    with torch.no_grad():
+        expected = bcos_linear(x, layer.unit_weight(), maxout=3, backend="reference")
+        torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("other", ["sources", "headers", "flags", "compiler", "processor", "user"])
+def test_what_was_compiled_for_something_else_is_not_loaded(fresh, tmp_path, monkeypatch, other):
+    limits = []
+
+    def run(command, *, timeout, **options):
+        limits.append(timeout)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(compiled.subprocess, "run", run)
+    compiler = tmp_path / "compiler"
+    compiler.touch()
+    before = compiled._compiled(str(compiler))
+    assert compiled._compiled(str(compiler)) == before
+    changed = tmp_path / "changed"
+    changed.write_text("")
+    if other == "compiler":
+        compiler.write_text("another version")
+    elif other == "user":
+        monkeypatch.setattr(compiled.os, "getuid", lambda: 12345)
+    else:
+        name, value = {
+            "sources": ("SOURCES", [changed]),
+            "headers": ("HEADERS", [changed]),
+            "flags": ("FLAGS", ("-O1",)),
+            "processor": ("_processor", lambda: ["another one"]),
+        }[other]
+        monkeypatch.setattr(compiled, name, value)
+    with suppress(RuntimeError):  # the file that was made belongs to the real user
+        assert compiled._compiled(str(compiler)) != before
+    # Each file was made once, by a compiler that may not take forever.
+    assert len(limits) == 2 and max(limits) <= 60
 
 
 def test_it_is_compiled_once(kernel, shared, monkeypatch):

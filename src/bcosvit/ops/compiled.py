@@ -206,8 +206,7 @@ def scaled(
     if not suits or (run := kernels().scale) is None:
         return None
     shape = (*units.shape[:-1], units.shape[-1] // maxout)
-    in_place = maxout == 1 and not with_factor
-    out = units if in_place else units.new_empty(shape)
+    out = units if maxout == 1 else units.new_empty(shape)
     factor = units.new_empty(shape) if with_factor else None
     norm = norm.contiguous()
     pointers = (None if t is None else t.data_ptr() for t in (units, norm, out, factor))
@@ -283,7 +282,9 @@ def _compiled(compiler: str) -> Path:
     """The compiled file in the cache, whose name stands for sources, compiler and processor."""
     found = os.stat(compiler)
     sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
-    parts = [*sources, *FLAGS, compiler, found.st_size, found.st_mtime_ns, *_processor()]
+    about = [compiler, found.st_size, found.st_mtime_ns, *_processor()]
+    # A folder may be shared, and only a file of one's own is loaded.
+    parts = [*sources, *FLAGS, *about, os.getuid()]
     name = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
     path = cache_folder("kernels") / f"kernels-{name}.so"
     if not path.is_file():

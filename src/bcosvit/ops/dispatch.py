@@ -96,6 +96,8 @@ def is_plain(tensor: Tensor) -> bool:
         type(tensor) in (Tensor, torch.nn.Parameter)
         and launches_directly(tensor)
         and not functorch.is_functorch_wrapped_tensor(tensor)
+        # Its numbers in memory may be the negative ones, or not be there.
+        and not (tensor.is_neg() or tensor._is_zerotensor())
         and torch.autograd.forward_ad._current_level < 0
     )
 
