@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bcosvit.auditing.copies import Copies, Copy, cell_windows, find_patches
+from bcosvit.auditing.copies import Copies, Copy, _merged, cell_windows, find_patches
 from bcosvit.auditing.cues import Copied
 from bcosvit.auditing.repeats import details, likeness
 from tests.auditing.test_repeats import noise
@@ -62,9 +62,33 @@ def test_a_tag_in_few_pictures_is_found_in_all_of_them_and_where_it_is():
         wide = SIDE // GRID
         mask[max(0, top - wide) : top + TAG + wide, max(0, left - wide) : left + TAG + wide] = False
         assert not mask.any()
+        sides = copy.boxes(number)[:, 2:] - copy.boxes(number)[:, :2]
+        assert sides.max() <= 1 / GRID + 1e-6
     assert min(covered) > 0.2 and np.mean(covered) > 0.4
     assert found(images, evidence, label=1) == []
     assert found(*scene(having=())[:2]) == []
+
+
+def test_pictures_may_lie_in_another_order_than_their_evidence():
+    images, evidence, corners = scene(having=(3, 8, 20, 31, 39))
+    evidence.index = evidence.index[::-1].copy()
+    (copy,) = found(images.flip(0), evidence)
+    assert copy.pictures.tolist() == sorted(corners)
+
+
+def test_a_part_is_found_once():
+    windows = details(noise(12, 18))
+    windows[:5] = windows[0]
+    (patch,) = find_patches(windows[:8], torch.arange(8), windows[8:], torch.arange(4))
+    assert torch.equal(patch, windows[0, :, 6:12, 6:12])
+
+
+def test_parts_of_the_same_pictures_are_one_copy():
+    box = torch.tensor([0.0, 0.0, 0.5, 0.5])
+    many, few = dict.fromkeys((4, 1, 2, 3, 5), box), dict.fromkeys((1, 7), box + 0.5)
+    one, other = _merged([many, dict.fromkeys((6, 8), box), few])
+    assert list(one) == [1, 2, 3, 4, 5, 7] and list(other) == [6, 8]
+    assert torch.equal(one[1], torch.stack([box, box + 0.5])) and len(one[7]) == 1
 
 
 def test_what_other_classes_have_is_no_copy():
@@ -148,3 +172,7 @@ def test_a_copy_that_sticks_out_of_pictures():
     assert mine.flatten(1).any(1).all() and not (mine & control).any()
     # The five that are whole are found again in each other.
     assert cue.repeats(bench, cue.members(evidence), np.array([41])) >= 20 / 30
+    # A stripe as wide as what is left in the first picture is no copy of a cell.
+    images[1:6] = noise(5, SIDE)
+    images[1:6, :, 12:28, 23:26] = images[20, :, 12:28, 23:26]
+    assert cue.repeats(bench, cue.members(evidence), np.array([41])) < 0.2
