@@ -6,33 +6,35 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.evaluate import MASK_VALUE, MASKS
-from bcosvit.cli.explain import DEVICE, WEIGHTS
+from bcosvit.cli.options import (
+    BatchSize,
+    Data,
+    Device,
+    Limit,
+    Masks,
+    MaskValue,
+    NumWorkers,
+    Seed,
+    Split,
+    Weights,
+)
 
 
 def audit(
-    weights: Annotated[str, WEIGHTS],
-    data: Annotated[str, typer.Option(help="One of: {data}.")],
+    weights: Weights,
+    data: Data,
     out: Annotated[str, typer.Option(help="A folder for the evidence, the report and its tables.")],
-    masks: Annotated[str | None, MASKS] = None,
-    mask_value: Annotated[str | None, MASK_VALUE] = None,
-    split: Annotated[
-        str,
-        typer.Option(help="val (the pictures that are not used for training), train or all."),
-    ] = "val",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="The number of pictures to draw from the split.")
-    ] = None,
+    masks: Masks = None,
+    mask_value: MaskValue = None,
+    split: Split = "val",
+    limit: Limit = None,
     grid: Annotated[
         int | None, typer.Option(min=2, max=64, help="Cells along a side of a picture.")
     ] = None,
     pairs: Annotated[int, typer.Option(min=12, help="Transfers that test a suspicion.")] = 48,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pictures in one pass; by default as many as suit the device."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+    num_workers: NumWorkers = 0,
     processes: Annotated[int, typer.Option(min=1, help="Processes that collect evidence.")] = 1,
     shard: Annotated[
         str | None,
@@ -42,7 +44,7 @@ def audit(
             "that share the folder.",
         ),
     ] = None,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Device = "auto",
     json: Annotated[
         bool, typer.Option("--json", help="Print what was found as JSON, nothing else.")
     ] = False,

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import DEVICE, WEIGHTS
+from bcosvit.cli.options import Device, Weights
 
 
 def calibrate(
-    weights: Annotated[str, WEIGHTS],
+    weights: Weights,
     known: Annotated[str, typer.Option(help="A folder of pictures of the model's own kinds.")],
     unknown: Annotated[
         str,
@@ -26,7 +26,7 @@ def calibrate(
         typer.Option(help="The weights file with the score.", show_default="none is written"),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=2, help="Pictures of each folder.")] = None,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Fits the score that says "unlike anything this model was trained on", and measures it.
 

@@ -6,23 +6,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import DEVICE, WEIGHTS
 from bcosvit.cli.names import complete
-
-MASKS = typer.Option(
-    help="A folder of masks named like the pictures (PNG, NPZ, Pascal VOC's XML), or a JSON file "
-    "of COCO's annotations."
-)
-MASK_VALUE = typer.Option(
-    help="The values of masks that mark the object, e.g. 1,3 in trimaps; by default all but 0."
+from bcosvit.cli.options import (
+    BatchSize,
+    Data,
+    Device,
+    Limit,
+    Masks,
+    MaskValue,
+    NumWorkers,
+    Seed,
+    Split,
+    Weights,
 )
 
 
 def evaluate(
-    weights: Annotated[str, WEIGHTS],
-    data: Annotated[
-        str, typer.Option(help="One of: {data}.", autocompletion=complete("data-keys"))
-    ],
+    weights: Weights,
+    data: Data,
     out: Annotated[str, typer.Option(help="A folder for the report and its tables.")],
     metrics: Annotated[
         str,
@@ -38,28 +39,20 @@ def evaluate(
             autocompletion=complete("methods", several=True),
         ),
     ] = "all",
-    split: Annotated[
-        str,
-        typer.Option(help="val (the pictures that are not used for training), train or all."),
-    ] = "val",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="The number of pictures to draw from the split.")
-    ] = None,
-    masks: Annotated[str | None, MASKS] = None,
-    mask_value: Annotated[str | None, MASK_VALUE] = None,
+    split: Split = "val",
+    limit: Limit = None,
+    masks: Masks = None,
+    mask_value: MaskValue = None,
     grids: Annotated[int, typer.Option(min=1, help="Grids of the pointing game.")] = 250,
     images: Annotated[int, typer.Option(min=1, help="Images to perturb.")] = 250,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another option of a metric."),
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pictures in one pass; by default as many as suit the device."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="For everything that is drawn at random.")] = 0,
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead.")] = 0,
-    device: Annotated[str, DEVICE] = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+    num_workers: NumWorkers = 0,
+    device: Device = "auto",
     precision: Annotated[
         str, typer.Option(help="What the model computes in: 32, bf16 or fp16.")
     ] = "32",

@@ -9,25 +9,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from bcosvit.cli.names import complete
+from bcosvit.cli.options import Device, Weights
 from bcosvit.messages import for_terminal, percent
 from bcosvit.shipped import DEFAULT
 
 if TYPE_CHECKING:
     from bcosvit.report.explain import Outcome
 
-WEIGHTS = typer.Option(
-    help="A shipped model ({weights}), a safetensors file, https://...#sha256=..., or "
-    "hf://OWNER/REPO.",
-    autocompletion=complete("weights"),
-)
-DEVICE = typer.Option(help="auto, cpu, cuda, ...")
-
 
 def explain(
     pictures: Annotated[
         list[str], typer.Argument(metavar="IMAGE|FOLDER", help="Picture files, or folders.")
     ],
-    weights: Annotated[str, WEIGHTS] = DEFAULT,
+    weights: Weights = DEFAULT,
     classes: Annotated[
         str | None,
         typer.Option(help="Classes to explain, by name or number: cat,dog.", show_default="top 1"),
@@ -55,7 +49,7 @@ def explain(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop where contributions do not sum to the logit.")
     ] = False,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Device = "auto",
     open_report: Annotated[
         bool, typer.Option("--open", help="Open the report in the browser.")
     ] = False,

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import WEIGHTS
+from bcosvit.cli.options import Weights
 from bcosvit.shipped import DEFAULT
 
 
 def export(
     out: Annotated[str, typer.Option(help="The file to write; for hub, the folder.")],
-    weights: Annotated[str, WEIGHTS] = DEFAULT,
+    weights: Weights = DEFAULT,
     format: Annotated[str, typer.Option(help="onnx, torch-export or hub.")] = "onnx",
     explanation: Annotated[
         bool,

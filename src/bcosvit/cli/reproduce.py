@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bcosvit.cli.names import complete
+from bcosvit.cli.options import BatchSize, Device
 
 
 def reproduce(
@@ -84,13 +85,8 @@ def reproduce(
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many validation images to measure on.")
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Images per pass of a measurement; by default as many as suit the device."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    batch_size: BatchSize = None,
+    device: Device = "auto",
 ) -> None:
     """Reproduces a figure of the paper on your images: trains, measures, draws.
 

@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bcosvit.cli.explain import DEVICE, WEIGHTS
+from bcosvit.cli.options import Device, Weights
 from bcosvit.shipped import DEFAULT
 
 
 def serve(
-    weights: Annotated[str, WEIGHTS] = DEFAULT,
+    weights: Weights = DEFAULT,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the page is served.")] = 7860,
     host: Annotated[
         str, typer.Option(help="127.0.0.1 for this machine alone, 0.0.0.0 for its network.")
     ] = "127.0.0.1",
-    device: Annotated[str, DEVICE] = "auto",
+    device: Device = "auto",
     max_upload: Annotated[int, typer.Option(min=1, help="Megabytes of a file.")] = 20,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 50_000_000,
     max_pictures: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 16,
