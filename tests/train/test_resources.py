@@ -149,6 +149,8 @@ def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     short_of_memory(monkeypatch, images=3)
     train(out=run.folder, resume=True)
+    # By the same call as before, too.
+    train(DATA, out=run.folder, model=model_config(), recipe=ways, resume=True)
     assert recorded(run)["accumulate_grad_batches"] == 1
     assert "Prediction" not in capsys.readouterr().out
 

@@ -40,6 +40,9 @@ SPLIT_SEED = 0
 """Seed of the validation split where the data have none: the same for all seeds of a recipe, so
 that results can be compared."""
 
+CHOSEN_FIELDS = ("cache_views", "accumulate_grad_batches", "num_workers")
+"""What a recipe may leave open, for `fit_to_machine` to choose."""
+
 NEUTRAL_FIELDS = frozenset(
     {
         "num_workers",
@@ -253,12 +256,15 @@ def resolve(
 def _recipe(
     recipe: str | Recipe | None, fields: Mapping[str, Any], previous: Plan | None
 ) -> tuple[str, Recipe]:
-    if isinstance(recipe, Recipe):
-        return "own", recipe.change(**fields)
     if recipe is None and previous is not None:
         return previous.recipe_name, previous.recipe.change(**fields)
-    recipe = recipe or DEFAULT_RECIPE
-    return recipe, get_recipe(recipe, **fields)
+    name = "own" if isinstance(recipe, Recipe) else recipe or DEFAULT_RECIPE
+    found = recipe.change(**fields) if isinstance(recipe, Recipe) else get_recipe(name, **fields)
+    if previous is not None:
+        # What was chosen for the machine when the run began stays.
+        known = {each: getattr(previous.recipe, each) for each in CHOSEN_FIELDS}
+        found = found.change(**{k: v for k, v in known.items() if getattr(found, k) is None})
+    return name, found
 
 
 def _is_drawn(data: str | Path | Source) -> bool:
