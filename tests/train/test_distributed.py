@@ -138,7 +138,8 @@ for kind in ("whole", "sharded"):
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh)
         rows = slice(4 * rank, 4 * rank + 4)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    # So small that the loss falls: rounding would grow as it does.
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     losses[kind] = []
     for _ in range(4):
         labels = torch.arange(8)[rows] % 5
@@ -173,4 +174,5 @@ def test_weights_sharded_over_two_cpu_processes_train_as_whole_ones(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 agrees", "rank 1 agrees"]
+    # Two processes may write into the same line.
+    assert all(f"rank {rank} agrees" in done.stdout for rank in (0, 1))
