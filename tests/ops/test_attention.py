@@ -45,6 +45,7 @@ def test_frozen_attention_passes_gradient_to_values_alone():
 @pytest.mark.parametrize("kind", ["none", "add", "mul"])
 def test_on_a_cpu_a_few_heads_at_a_time_are_the_equation(monkeypatch, kind, frozen, few):
     monkeypatch.setattr(attention_cpu, "BLOCK", few)
+    monkeypatch.setattr(attention_cpu, "LEAST", 1)
     # As heads lie in memory.
     q, k, v = torch.randn(3, 2, 5, 3, 6, dtype=torch.float64).transpose(2, 3)
     prior = None if kind == "none" else torch.randn(3, 5, 5, dtype=torch.float64)
@@ -71,6 +72,9 @@ def test_on_a_cpu_a_few_heads_at_a_time_are_the_equation(monkeypatch, kind, froz
 
 def test_what_is_differentiated_narrow_or_rounded_is_the_reference(monkeypatch):
     q, k, v = torch.randn(3, 1, 2, 5, 6)
+    # Few tokens do not pay.
+    assert not attention_cpu.suits(q, k, v, None, False)
+    monkeypatch.setattr(attention_cpu, "LEAST", 50)
     assert attention_cpu.suits(q, k, v, None, False)
     assert not attention_cpu.suits(q.clone().requires_grad_(), k, v, None, False)
     assert attention_cpu.suits(q.clone().requires_grad_(), k, v, None, True)

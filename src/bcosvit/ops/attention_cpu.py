@@ -17,9 +17,12 @@ from bcosvit.ops.products import matmul, rounds
 BLOCK = 2**18
 """Pairs of tokens that are computed at once."""
 
+LEAST = 2**14
+"""Pairs of tokens of an image, in all heads, from which on a loop over images pays."""
+
 
 def suits(query: Tensor, key: Tensor, value: Tensor, prior: Tensor | None, frozen: bool) -> bool:
-    """Whether A needs no gradient, and all tensors are plain ones of the same dtype."""
+    """Whether it pays, A needs no gradient, and all tensors are plain ones of the same dtype."""
     inputs = [t for t in (query, key, value, prior) if t is not None]
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     return (
@@ -28,6 +31,7 @@ def suits(query: Tensor, key: Tensor, value: Tensor, prior: Tensor | None, froze
         and all(t.dtype == value.dtype for t in inputs)
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
+        and query.shape[1] * query.shape[2] ** 2 >= LEAST
         and not torch.is_autocast_enabled("cpu")
         and not (frozen and rounds("cpu", "matmul"))
     )
