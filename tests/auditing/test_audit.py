@@ -33,7 +33,7 @@ from bcosvit.auditing.evidence import (
 from bcosvit.auditing.mistakes import find_mistakes, grouped
 from bcosvit.auditing.report import write_audit
 from bcosvit.auditing.run import open_pictures
-from bcosvit.auditing.suspicions import find_suspicions, permutation_test
+from bcosvit.auditing.suspicions import _corrected, find_suspicions, permutation_test
 from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.models.weights import CLASSES_KEY
@@ -202,6 +202,16 @@ def test_permutation_counts_all_flips_of_signs():
         expected = np.mean(np.array(flips) >= values.sum() - 1e-9)
         assert permutation_test(values) == pytest.approx(expected)
     assert permutation_test(np.zeros(3)) == 1
+
+
+def test_what_repeats_is_corrected_apart_from_what_varies(audited):
+    found = [
+        dataclasses.replace(audited.suspicions[0], p=p, repeats=repeats)
+        for p, repeats in ((0.01, 1), (0.5, 0), (0.04, 1), (0.02, 0), (0.03, 1))
+    ]
+    # By Holm's method, three that repeat and two that vary.
+    expected = [0.03, 0.5, 0.06, 0.04, 0.06]
+    assert [each.p_corrected for each in _corrected(found)] == pytest.approx(expected)
 
 
 def test_margins_are_above_the_largest_other_logit():

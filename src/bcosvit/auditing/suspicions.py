@@ -21,8 +21,10 @@ cast of color. It is tested by two interventions, each beside its control:
 The effect of a transfer is measured on margins (the logit of the class less the largest other one):
 how far it moves pictures toward those that the cue comes from, less the control, so that 0 is
 nothing and 1 the whole way. The p-value is that of an exact permutation test of these differences
-(their signs are flipped; transfers from the same picture count once), corrected for all candidates
-by Holm's method. A suspicion is called significant if the corrected p-value is below 0.05, the
+(their signs are flipped; transfers from the same picture count once), corrected by Holm's method
+for all candidates that repeat, since no others can be called significant, and apart from them for
+those that vary. Whether a cue repeats is seen before it is copied, so that this choice leaves the
+p-values as they are. A suspicion is called significant if the corrected p-value is below 0.05, the
 effect is large, and the cue repeats like something that was added. Large means that the transfer
 turns at least 40 % more of the pictures than the control does, and that the lower end of the
 effect's 95 % interval is above 30 % (for casts of color 75 % and 40 %, since many classes depend on
@@ -422,10 +424,12 @@ def _interval(values: Array, random: Any) -> tuple[float, float]:
 
 
 def _corrected(found: Sequence[Suspicion]) -> list[Suspicion]:
-    """Holm's correction for all candidates that were tested."""
-    order = sorted(range(len(found)), key=lambda at: found[at].p)
-    corrected, largest = [1.0] * len(found), 0.0
-    for rank, at in enumerate(order):
-        largest = max(largest, min(1.0, (len(found) - rank) * found[at].p))
-        corrected[at] = largest
+    """Holm's correction for the candidates that repeat, and for those that do not."""
+    corrected = [1.0] * len(found)
+    for repeated in (True, False):
+        mine = [at for at in range(len(found)) if found[at].repeated == repeated]
+        largest = 0.0
+        for rank, at in enumerate(sorted(mine, key=lambda at: found[at].p)):
+            largest = max(largest, min(1.0, (len(mine) - rank) * found[at].p))
+            corrected[at] = largest
     return [replace(each, p_corrected=p) for each, p in zip(found, corrected, strict=True)]
