@@ -221,7 +221,7 @@ def matches(found: Suspicion, val: Planted, evidence: Evidence, cue: str, label:
         masks = {n: found_cue.copy.mask(n, val.cue.shape[1:]) for n in found_cue.copy.where}
         on = np.array([float(val.cue[n][mask].float().mean()) > 0.1 for n, mask in masks.items()])
     else:
-        return found_cue.kind == {"border": "edge", "cast": "color"}.get(cue)
+        return found_cue.kind == {"border": "edge", "cast": "color", "blur": "sharpness"}.get(cue)
     return bool(on.mean() > 0.5) and cue not in ("cast", "blur")
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bcosvit.auditing.copies import Copy
 from bcosvit.auditing.cues import Bench, Cells, Color, Copied, Edge
-from bcosvit.auditing.repeats import colors
+from bcosvit.auditing.looks import colors
 from tests.auditing.test_copies import GRID, SIDE, Store
 from tests.auditing.test_repeats import noise
 
@@ -31,7 +31,7 @@ def bench_of(logits, count=5):
         evidence=evidence,
         batch_size=2,
         known={},
-        mean=torch.tensor([[0.3, 0.35, 0.4], [0.5, 0.55, 0.6]]),
+        means={"color": torch.tensor([[0.3, 0.35, 0.4], [0.5, 0.55, 0.6]])},
     )
 
 
@@ -64,7 +64,7 @@ def test_an_edge_is_removed_and_has_a_share():
 def test_a_cast_is_replaced_by_the_mean_one():
     bench = bench_of(lambda images: colors(images).flatten(1))
     found = Color(label=0).without(bench, np.arange(5))
-    torch.testing.assert_close(found, bench.mean.flatten().expand(5, 6))
+    torch.testing.assert_close(found, bench.means["color"].flatten().expand(5, 6))
 
 
 def test_the_control_of_a_copy_is_not_beside_it():

@@ -1,17 +1,11 @@
-"""What repeats in pictures: copies do, parts of objects and colors of objects do not."""
+"""What repeats in pictures: copies do, parts of objects do not."""
 
 import numpy as np
 import pytest
 import torch
 
-from bcosvit.auditing.cues import anchors, recolored
-from bcosvit.auditing.repeats import (
-    AGAIN,
-    cast_elsewhere,
-    colors,
-    edges_alike,
-    found_again,
-)
+from bcosvit.auditing.cues import anchors
+from bcosvit.auditing.repeats import AGAIN, edges_alike, found_again
 
 CELL = 6
 
@@ -100,26 +94,3 @@ def test_borders_are_alike_and_backgrounds_are_not():
     framed[..., 0, :] = framed[..., -1, :] = framed[..., :, 0] = framed[..., :, -1] = 0.4
     assert edges_alike(framed[:4], images[4:]) == pytest.approx(1)
     assert edges_alike(images[4:], images[4:]) == pytest.approx(0)
-
-
-def test_casts_move_black_and_white_points_only():
-    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.2
-    black, white = colors(images).unbind(1)
-    assert torch.equal(black, images.flatten(2).amin(2))
-    new = torch.tensor([[0.1, 0.0, 0.0], [0.9, 0.7, 0.5]]).expand(3, 2, 3)
-    changed = recolored(images, new)
-    assert torch.allclose(colors(changed), new, atol=1e-6)
-    assert torch.allclose(recolored(changed, torch.stack([black, white], 1)), images, atol=1e-6)
-
-
-def test_a_cast_is_in_the_rest_of_the_picture_and_the_color_of_an_object_is_not():
-    light = 0.6 + 0.4 * torch.rand(36, 1, 1, 1, generator=torch.Generator().manual_seed(1))
-    images = noise(36, 24) * light
-    own, other = images[:12], images[12:]
-    rest = torch.ones(36, 24, 24, dtype=torch.bool)
-    rest[:, 4:16, 4:16] = False
-    cast = own * torch.tensor([1.0, 0.8, 0.6])[:, None, None]
-    assert cast_elsewhere(cast, other, rest[:12], rest[12:]) > 0.95
-    lemons = own.clone()
-    lemons[:, :, 4:16, 4:16] = torch.tensor([0.95, 0.85, 0.0])[:, None, None]
-    assert cast_elsewhere(lemons, other, rest[:12], rest[12:]) < 0.6

@@ -1,8 +1,8 @@
 """Cues on which a class may depend, and what can be done to them in pictures.
 
-A cue is a cluster of cells, a copy of the same pixels, the edge of pictures, or their cast of
-color. Each can be removed from its pictures and copied onto others, beside a control, and measured
-by how much it repeats.
+A cue is a cluster of cells, a copy of the same pixels, the edge of pictures, or their look: a cast
+of color, or how sharp they are. Each can be removed from its pictures and copied onto others,
+beside a control, and measured by how much it repeats.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,8 @@ from torch import Tensor
 from bcosvit.auditing.clusters import Cluster
 from bcosvit.auditing.copies import Copy
 from bcosvit.auditing.evidence import Array, Evidence
-from bcosvit.auditing.repeats import EDGE, REST, cast_elsewhere, colors, edges_alike, found_again
+from bcosvit.auditing.looks import colors, recolored, sharpened, sharpness, told_elsewhere
+from bcosvit.auditing.repeats import EDGE, REST, edges_alike, found_again
 from bcosvit.metrics.loader import Images
 from bcosvit.models.base import AnyModel
 
@@ -40,8 +41,8 @@ class Bench:
     batch_size: int
     known: dict[int, Tensor]
     """Logits of pictures as they are."""
-    mean: Tensor
-    """Black and white point of the data's colors, on average [2, 3]."""
+    means: dict[str, Tensor]
+    """The mean look of the data, by the kind of cue."""
 
     def margins(self, numbers: Array, label: int | Array) -> Array:
         """Margins of pictures as they are."""
@@ -361,35 +362,65 @@ class Edge(Whole):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Color(Whole):
-    """The cast of color of pictures."""
+class Look(Whole):
+    """A property of all pixels of a picture, such as its colors, that pictures can be given."""
 
-    kind: ClassVar[str] = "color"
-    title: ClassVar[str] = "Cast of color"
     repeating: ClassVar[str] = "is in the rest of its pictures, too"
     repeats_least: ClassVar[float] = 0.9
-    large: ClassVar[tuple[float, float]] = (0.75, 0.40)
-    """More than of others, since the photographs of a class that need their colors most may have
-    nearly the same ones."""
     onto_any: ClassVar[bool] = True
+
+    @staticmethod
+    @abstractmethod
+    def of(images: Tensor, where: Tensor | None = None) -> Tensor:
+        """The look of images, or of some of their pixels [B, H, W]: numbers [B, …]."""
+
+    @staticmethod
+    @abstractmethod
+    def given(images: Tensor, new: Tensor) -> Tensor:
+        """Images with another look."""
 
     def share(self, evidence: Evidence) -> float | None:
         return None
 
     def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
-        return bench.logits(recolored(images, bench.mean.expand(len(images), -1, -1)))
+        mean = bench.means[self.kind]
+        return bench.logits(self.given(images, mean.expand(len(images), *mean.shape)))
 
-    @staticmethod
-    def copied(source: Tensor, target: Tensor) -> Tensor:
-        return recolored(target, colors(source))
+    @classmethod
+    def copied(cls, source: Tensor, target: Tensor) -> Tensor:
+        return cls.given(target, cls.of(source))
 
     def repeats(self, bench: Bench, numbers: Array, compare: Array) -> float:
         own, other = (bench.images(each).float().cpu() for each in (numbers, compare))
         rests = (rest_of(bench.evidence, each, own.shape[-2:]) for each in (numbers, compare))
-        return cast_elsewhere(own, other, *rests)
+        return told_elsewhere(self.of, own, other, *rests)
 
 
-TITLES = {each.kind: each.title for each in (Cells, Copied, Edge, Color)}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Color(Look):
+    """The cast of color of pictures."""
+
+    kind: ClassVar[str] = "color"
+    title: ClassVar[str] = "Cast of color"
+    large: ClassVar[tuple[float, float]] = (0.75, 0.40)
+    """More than of others, since the photographs of a class that need their colors most may have
+    nearly the same ones."""
+    of = staticmethod(colors)
+    given = staticmethod(recolored)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sharpness(Look):
+    """How sharp or blurred pictures are."""
+
+    kind: ClassVar[str] = "sharpness"
+    title: ClassVar[str] = "Sharpness of the picture"
+    of = staticmethod(sharpness)
+    given = staticmethod(sharpened)
+
+
+LOOKS = (Color, Sharpness)
+TITLES = {each.kind: each.title for each in (Cells, Copied, Edge, *LOOKS)}
 
 
 def distances(cells: Array, grid: int) -> Array:
@@ -443,12 +474,3 @@ def rest_of(evidence: Evidence, numbers: Array, size: Sequence[int]) -> Tensor:
     cells = torch.zeros(len(numbers), grid * grid, dtype=torch.bool)
     cells.scatter_(1, torch.from_numpy(order.copy()), True)
     return pixels_of(cells.unflatten(1, (grid, grid)), torch.empty(0, *size))
-
-
-def recolored(images: Tensor, new: Tensor) -> Tensor:
-    """Images with other black and white points of their channels [B, 2, 3]."""
-    (black, white), (new_black, new_white) = (
-        each[..., None, None].unbind(1) for each in (colors(images), new)
-    )
-    inside = (images - black) / (white - black).clamp_min(1e-3)
-    return (inside * (new_white - new_black) + new_black).clamp(0, 1)

@@ -7,7 +7,8 @@ a measure of that between 0 (as between any pictures) and 1 (exact copies):
 
 * cells: in how many pairs of pictures a patch of one is found again in the other (`found_again`);
 * edge: how much less edges differ than those of other pictures (`edges_alike`);
-* color: how well pictures are told from others by the colors of their rest (`cast_elsewhere`).
+* color and sharpness: how well pictures are told from others by the look of their rest
+  (`bcosvit.auditing.looks.told_elsewhere`).
 
 Letters for shapes: N pictures, G rows and columns of the grid.
 """
@@ -18,8 +19,6 @@ from torch import Tensor
 
 EDGE = 1 / 16
 """The width of the edge, as a share of the side."""
-TAIL = 0.02
-"""The share of a picture's darkest and brightest pixels that are black and white."""
 AGAIN = 0.6
 """The correlation of details from which a patch counts as found again. That of parts of objects is
 about 0.35 at the best of all shifts, that of copies on photographs above 0.7."""
@@ -103,44 +102,3 @@ def _variance(images: Tensor, line: int) -> float:
     ends = (line, -1 - line)
     sides = [images[..., at, :] for at in ends] + [images[..., at] for at in ends]
     return float(torch.cat(sides, -1).var(0).mean())
-
-
-def cast_elsewhere(own: Tensor, other: Tensor, own_rest: Tensor, other_rest: Tensor) -> float:
-    """Returns how well pictures are told from others by the colors of their rest.
-
-    The direction in which colors differ (a linear discriminant) is that of whole pictures; along
-    it, the rest of the pictures is compared. 1 is always, 0 is not at all.
-
-    Args:
-        own: Pictures [N, 3, H, W].
-        other: Other pictures.
-        own_rest: The pixels of the pictures in which the class has the least evidence [N, H, W].
-        other_rest: Those of the others.
-    """
-    everywhere = own_rest.new_ones(1, *own.shape[-2:])
-    whole = _points(other, everywhere.expand(len(other), -1, -1)).mean(0)
-    moved = _points(own, everywhere.expand(len(own), -1, -1)).mean(0) - whole
-    mine, others = _points(own, own_rest), _points(other, other_rest)
-    spread = torch.cov(others.T) + 1e-4 * torch.eye(others.shape[1])
-    direction = torch.linalg.solve(spread, moved)
-    further = (mine @ direction)[:, None] > (others @ direction)[None]
-    return max(0.0, 2 * float(further.float().mean()) - 1)
-
-
-def _points(images: Tensor, where: Tensor) -> Tensor:
-    """Black and white points of parts of images [N, 6]."""
-    found = [
-        colors(image[:, inside][None, :, None])[0].flatten()
-        for image, inside in zip(images, where, strict=True)
-    ]
-    return torch.stack(found)
-
-
-def colors(images: Tensor) -> Tensor:
-    """Black and white point of each channel [B, 2, 3].
-
-    A cast of color moves them in any picture, while a blue sky does not.
-    """
-    values = images.flatten(2).sort(2).values
-    few = max(1, round(TAIL * values.shape[2]))
-    return torch.stack([values[..., :few].mean(2), values[..., -few:].mean(2)], 1)

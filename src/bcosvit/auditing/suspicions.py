@@ -1,7 +1,8 @@
 """Suspicions: cues on which a class depends, ranked by what was measured when they were moved.
 
 A cue is a cluster of cells, the same pixels in several pictures, the edge of the pictures, or their
-cast of color. It is tested by two interventions, each beside its control:
+look: a cast of color, or how sharp they are. It is tested by two interventions, each beside its
+control:
 
 * **Transfer**: the cue is copied from a picture of the class onto a picture of the class's rival,
   the class that comes next once the cue is removed. If the model then predicts the class, the cue
@@ -9,14 +10,13 @@ cast of color. It is tested by two interventions, each beside its control:
   each other where it has more), and the control copies as many of the picture's other cells, the
   strongest ones outside the cluster (and not beside it, where it repeats: then they may be parts of
   the same thing): parts of an object are about as good as each other, a cue is better than all of
-  them. For edge and color, the sources are the pictures of the class that need
-  them most, and the control is the same transfer from other pictures of the class that is copied
-  onto. Colors are copied onto pictures of all other classes, since two classes often differ by
-  them.
+  them. For edges and looks, the sources are the pictures of the class that need them most, and
+  the control is the same transfer from other pictures of the class that is copied onto. Looks are
+  copied onto pictures of all other classes, since two classes often differ by them.
 * **Removal**: the cue's cells are set to zero in the encoded picture, which is nothing to a B-cos
-  model; the edge too; a cast of color is replaced by the data's mean black and white points. If
-  the model does not predict the class any more, it needed the cue. The control removes as many
-  other cells, or edge and cast of pictures of other classes.
+  model; the edge too; a look is replaced by the data's mean. If the model does not predict the
+  class any more, it needed the cue. The control removes as many other cells, or edge and look of
+  pictures of other classes.
 
 The effect of a transfer is measured on margins (the logit of the class less the largest other one):
 how far it moves pictures toward those that the cue comes from, less the control, so that 0 is
@@ -43,9 +43,8 @@ from torch import Tensor
 
 from bcosvit.auditing.clusters import ClassEvidence
 from bcosvit.auditing.copies import Copies
-from bcosvit.auditing.cues import Bench, Cells, Color, Copied, Cue, Edge, margins
+from bcosvit.auditing.cues import LOOKS, Bench, Cells, Copied, Cue, Edge, margins
 from bcosvit.auditing.evidence import Array, Evidence, Progress
-from bcosvit.auditing.repeats import colors
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 
@@ -55,13 +54,13 @@ ALPHA = 0.05
 DRAWS = 2000
 """Of intervals."""
 CONSIDERED = 100
-"""Pictures of a class among which those that need their edge or colors most are looked for."""
+"""Pictures of a class among which those that need their edge or look most are looked for."""
 GIVEN_UP = 0.05
 """The effect below which a candidate is given up after a few transfers."""
 COMPARED = 96
-"""Pictures of other classes that edges and colors are compared with."""
+"""Pictures of other classes that edges and looks are compared with."""
 NEED = 0.5
-"""How much an edge or color must be needed by a picture to be copied from there, relative to those
+"""How much an edge or a look must be needed by a picture to be copied from there, relative to those
 that need it most: not all pictures of the class may have it."""
 FEW = 12
 """Transfers after which a candidate without any effect is given up."""
@@ -220,7 +219,7 @@ def find_suspicions(
         evidence=evidence,
         batch_size=evidence.settings.batch_size,
         known={},
-        mean=_mean_colors(pictures, evidence, seed).to(next(predictor.model.parameters())),
+        means=_means(pictures, evidence, seed, next(predictor.model.parameters())),
     )
     candidates = _candidates(evidence, classes, Copies(evidence, pictures, seed), progress)
     by_class = {each.label: each for each in classes}
@@ -261,7 +260,7 @@ def _candidates(
         # Rare clusters carry little in sum, so evidence per picture counts.
         able.sort(key=lambda c: (-c.mean * each.pictures / len(c.pictures), c.number))
         mine: list[Cue] = [Cells(label=each.label, cluster=one) for one in able[:PER_CLASS]]
-        mine[1:1] = [Edge(label=each.label), Color(label=each.label)]
+        mine[1:1] = [Edge(label=each.label), *(look(label=each.label) for look in LOOKS)]
         found += [(place, place, cue) for place, cue in enumerate(mine)]
         # Before all others, since there are few; with places of their own.
         found += [
@@ -374,11 +373,18 @@ def _transfer(
     return margins(bench.logits(images), cue.label), margins(bench.logits(controls), cue.label)
 
 
-def _mean_colors(pictures: Images, evidence: Evidence, seed: int, most: int = 200) -> Tensor:
-    """Black and white points of some pictures, on average [2, 3]."""
-    chosen = np.random.default_rng(seed).permutation(len(evidence))[:most]
-    each = [colors(pictures[int(evidence.index[n])][0][None])[0] for n in np.sort(chosen)]
-    return torch.stack(each).mean(0)
+def _means(
+    pictures: Images, evidence: Evidence, seed: int, like: Tensor, most: int = 200
+) -> dict[str, Tensor]:
+    """The mean look of some pictures, by the kind of cue."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(evidence))[:most])
+    each = [
+        [look.of(pictures[int(evidence.index[n])][0][None])[0] for look in LOOKS] for n in chosen
+    ]
+    return {
+        look.kind: torch.stack(values).mean(0).to(like)
+        for look, values in zip(LOOKS, zip(*each, strict=True), strict=True)
+    }
 
 
 def _affected(bench: Bench, found: Suspicion, most: int = 400) -> tuple[tuple[int, float], ...]:
