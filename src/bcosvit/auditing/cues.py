@@ -365,7 +365,7 @@ class Edge(Whole):
 class Look(Whole):
     """A property of all pixels of a picture, such as its colors, that pictures can be given."""
 
-    repeating: ClassVar[str] = "is in the rest of its pictures, too"
+    repeating: ClassVar[str] = "is also in the parts of its pictures without evidence"
     repeats_least: ClassVar[float] = 0.9
     onto_any: ClassVar[bool] = True
 
