@@ -30,12 +30,12 @@ def main() -> None:
     variants = ["B-cos, MaxOut 2", "B-cos, no MaxOut", "conventional"]
     flavors = [f"{flavor}, {output}" for flavor in ("v1", "v2") for output in OUTPUTS]
     axis = "area ÷ inherent area"
-    draw("flavors", "The paper's flavor of the backbone", flavors, axis)
+    draw("flavors", "Thin models of both flavors", flavors, axis)
     outputs = [f"perturbation, {output}" for output in OUTPUTS]
-    methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "RFEM", "Rollout")
+    methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "Rollout")
     draw("default-perturbation", "The default model", outputs, "area", methods)
-    both = ["insertion − deletion"]
-    draw("default-insertion", "Localization, deletion and insertion", both, "area")
+    both = ["Ti-87", "default model"]
+    draw("insertion", "Deletion and insertion", both, "insertion − deletion")
     draw("additivity", "Additivity", ["Ti-87, R²", "default model, R²"], "R²")
     draw("maxout", "MaxOut", variants, accuracy)
     branches = ["skip ÷ attention branch"]
