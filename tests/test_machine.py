@@ -28,8 +28,8 @@ def write(path, text):
 @pytest.mark.parametrize(
     ("device", "gigabytes", "side", "expected"),
     [
-        ("cpu", None, 224, 8),
-        ("cpu", None, 448, 2),
+        ("cpu", None, 224, 4),
+        ("cpu", None, 448, 1),
         ("cpu", None, 2000, 1),
         ("cpu", None, 16, 64),
         ("cuda", 8, 224, 32),

@@ -84,11 +84,11 @@ def choose_batch_size(device: torch.device, image_size: tuple[int, int]) -> int:
 
     Examples:
         >>> choose_batch_size(torch.device("cpu"), (224, 224))
-        8
+        4
         >>> choose_batch_size(torch.device("cpu"), (48, 48))
         64
     """
-    many = 8
+    many = 4
     if device.type == "cuda":
         large = torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU
         many = 128 if large else 32

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from bcosvit.data.dataset import Split
+from bcosvit.machine import choose_batch_size
 from bcosvit.models.base import AnyModel
 from bcosvit.train.callbacks import progress_bar
 from bcosvit.train.data import Batch, BatchDataset, SampleRequest
@@ -134,7 +135,7 @@ def feature_datasets(
     place = cache_place(recipe, folder)
     # Validation first: the rest of the allowed bytes is for training.
     left = int(recipe.cache_gigabytes * 1e9)
-    on_gpu = device.type == "cuda"
+    where = torch.device("cuda" if device.type == "cuda" else "cpu")
     wanted = (("val", splits[1], 1), ("train", splits[0], recipe.cache_views or 0))
     layouts = {n: Layout(images=len(split), views=v, shape=shape) for n, split, v in wanted}
     needed = sum(layout.bytes for layout in layouts.values())
@@ -151,9 +152,8 @@ def feature_datasets(
                 max_bytes=left,
                 head_only=recipe.head_only,
                 num_workers=recipe.num_workers or 0,
-                # A GPU needs large batches to be busy, the caches of a CPU small ones.
-                batch_size=128 if on_gpu else 4,
-                device="cuda" if on_gpu else "cpu",
+                batch_size=choose_batch_size(where, model.config.image_size),
+                device=where,
                 progress=progress,
             )
         left -= layouts[name].bytes
