@@ -106,7 +106,10 @@ def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
         for kind in ("inherent", "overlay"):
             # Of two classes the more confident one was written first.
             files = (OUT / "shipped").glob(f"*{photo.stem}*{kind}.png")
-            shipped.append(_picture(min(files, key=lambda file: file.stat().st_mtime_ns)))
+            file = min(files, key=lambda file: file.stat().st_mtime_ns)
+            # 00001-chelsea-285-Egyptian_cat-inherent
+            name = file.stem.split("-", 3)[3].removesuffix(f"-{kind}").replace("_", " ")
+            shipped.append(_picture(file, f"{name}, {kind}"))
     columns = metric_columns(found)
     page = (
         environment()
@@ -130,10 +133,9 @@ def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
     path.write_text(page, "utf-8")
 
 
-def _picture(file: Path) -> Picture:
+def _picture(file: Path, caption: str | None = None) -> Picture:
     with Image.open(file) as opened:
         width, height = opened.size
-    caption = file.stem.partition("-")[2].replace("-", " ").replace("_", " ")
     return Picture(data=file.read_bytes(), alt=caption or file.stem, width=width, height=height)
 
 
