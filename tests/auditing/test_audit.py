@@ -153,6 +153,13 @@ def test_another_model_does_not_continue(trained, tmp_path):
         collect(trained, tmp_path / "one", grid=4)
 
 
+def test_batches_of_nothing_are_refused_before_anything_is_written(trained, tmp_path):
+    predictor, pictures = collect(trained, tmp_path / "one")
+    with pytest.raises(ValueError, match="batch_size = 0 is not allowed"):
+        collect_evidence(predictor, pictures, tmp_path / "two", batch_size=0)
+    assert not (tmp_path / "two").exists()
+
+
 def test_batches_stay_as_large_where_no_size_is_given(trained, tmp_path):
     predictor, pictures = collect(trained, tmp_path / "one")
     before = chunk_path(tmp_path / "one", 0).read_bytes()

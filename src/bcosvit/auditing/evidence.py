@@ -238,6 +238,8 @@ def collect_evidence(
     cells = grid or default_grid(model)
     if not 2 <= cells <= 64:
         raise ValueError(f"grid = {cells} is not allowed: give an integer from 2 to 64.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size} is not allowed: give an integer >= 1.")
     settings = EvidenceSettings(
         model=model_hash(model),
         data=_data_hash(pictures),

@@ -205,7 +205,7 @@ def find_suspicions(
         evidence: The store.
         classes: What its classes are made of.
         pairs: Transfers per candidate.
-        tests: How many candidates are tested at most. Each class has up to seven and its
+        tests: How many candidates are tested at most. Each class has up to eight and its
             copies; where they are too many, copies come first, then the first ones of all classes.
         seed: Of the choice of pictures and of the intervals.
         progress: A function that is called after each candidate.
