@@ -16,7 +16,10 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,8 @@ HERE = Path(__file__).parent
 SOURCES = [HERE / f"{name}.c" for name in ("depthwise", "winners", "scaling", "share")]
 HEADERS = [HERE / "lanes.h", HERE / "share.h"]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+TIMEOUT, RETRY_AFTER = 60, 24 * 3600
+"""Seconds that a compiler may take, and after which one that took longer is tried again."""
 LEAST_CHANNELS = 32
 """Two vectors, as many as the kernel of depthwise convolutions computes at once."""
 
@@ -279,24 +284,59 @@ def _take_threads(library: ctypes.CDLL) -> bool:
 
 
 def _compiled(compiler: str) -> Path:
-    """The compiled file in the cache, whose name stands for sources, compiler and processor."""
+    """The compiled file in the cache, whose name stands for all that it is made from, and for its
+    content: loading a file that was cut off would end the process."""
     found = os.stat(compiler)
     sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
     about = [compiler, found.st_size, found.st_mtime_ns, *_processor()]
     # A folder may be shared, and only a file of one's own is loaded.
-    parts = [*sources, *FLAGS, *about, os.getuid()]
-    name = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
-    path = cache_folder("kernels") / f"kernels-{name}.so"
-    if not path.is_file():
-        with atomic(path) as temporary:
-            files = ["-x", "c", *map(str, SOURCES), "-o", str(temporary), "-lm"]
-            command = [compiler, *FLAGS, *files]
-            made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            if made.returncode:
-                raise RuntimeError(made.stderr or f"exit status {made.returncode}")
+    key = _digest("\0".join(map(str, [*sources, *FLAGS, *about, os.getuid()])).encode())
+    folder = cache_folder("kernels")
+    path = next(filter(_is_whole, folder.glob(f"kernels-{key}-*.so")), None)
+    path = path or _make(compiler, folder, key)
     if path.stat().st_uid != os.getuid():
         raise RuntimeError(f"{path} belongs to another user")
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    return path.stem.endswith(_digest(path.read_bytes()))
+
+
+def _make(compiler: str, folder: Path, key: str) -> Path:
+    hung = folder / f"kernels-{key}.timeout"
+    if hung.is_file() and time.time() - hung.stat().st_mtime < RETRY_AFTER:
+        raise RuntimeError(f"it took more than {TIMEOUT} s; to try again, remove {hung}")
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / "kernels.so"
+        try:
+            _run([compiler, *FLAGS, "-x", "c", *map(str, SOURCES), "-o", str(made), "-lm"])
+        except subprocess.TimeoutExpired as error:
+            with atomic(hung) as marker:
+                marker.touch()
+            raise RuntimeError(f"it took more than {TIMEOUT} s and was ended") from error
+        content = made.read_bytes()
+    path = folder / f"kernels-{key}-{_digest(content)}.so"
+    with atomic(path) as unfinished:
+        unfinished.write_bytes(content)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    """Runs a compiler, and ends it with all processes that it has started if it takes too long."""
+    options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, text=True, **options) as process:
+        try:
+            _, errors = process.communicate(timeout=TIMEOUT)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise RuntimeError(errors or f"exit status {process.returncode}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _processor() -> list[str]:
