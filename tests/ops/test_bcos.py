@@ -166,6 +166,8 @@ def test_zero_weights_stay_finite():
         (lambda: BcosLinear(4, 4, b=float("nan")), "B = nan"),
         (lambda: BcosConv2d(4, 4, 3, b=float("inf")), "B = inf"),
         (lambda: BcosLinear(4, 4, maxout=0), "maxout = 0"),
+        (lambda: BcosLinear(4, 4, scale=-1.0), "scale = -1.0 .*above 0"),
+        (lambda: BcosConv2d(4, 4, 3, eps=0.0), "eps = 0.0 .*above 0"),
         (lambda: BcosConv2d(4, 6, 3, groups=4), "groups = 4"),
     ],
 )
@@ -221,6 +223,28 @@ def test_all_ways_through_a_layer_agree(kind, m, last):
     plain = make_fx(lambda x, seed: torch.autograd.grad(view(x), x, seed)[0])(x, seeds[0])
     torch.testing.assert_close(plain(x, seeds[0]), rows[0])
     assert torch.equal(x, given)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by torch.func.jvp
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_jacobians_are_the_same_however_they_are_computed(kind, m, dtype, frozen):
+    """Row by row, all rows at once, by ``torch.func``, and forwards."""
+    layer, shape = LAYERS[kind](m)
+    layer, x = layer.to(dtype), torch.randn(1, *shape[1:], dtype=dtype)
+    if x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    run = frozen_view(layer, with_parameter_grad=False) if frozen else layer
+    jacobian = torch.autograd.functional.jacobian
+    expected = jacobian(run, x)
+    for found in (
+        jacobian(run, x, vectorize=True),
+        torch.func.jacrev(run)(x),
+        torch.func.jacfwd(run)(x),
+    ):
+        torch.testing.assert_close(found, expected)
 
 
 def test_of_equal_units_the_first_one_is_explained():

@@ -252,6 +252,28 @@ def test_large_products_are_onednns(shape, bias, onednn):
         assert torch.equal(products.linear(*given, frozen=False), ours[0])
 
 
+def test_biases_of_any_kind_are_added_as_pytorch_does(onednn):
+    x, weight = torch.randn(64, 128), torch.randn(128, 128)
+    for bias in (torch.randn(256)[::2], torch.randn(1).expand(128), torch.randn(1)):
+        found = products.linear(x, weight, bias, frozen=False)
+        torch.testing.assert_close(found, F.linear(x, weight, bias))
+    biases = torch.randn(3, 128)
+    found = torch.vmap(lambda bias: products.linear(x, weight, bias, frozen=False))(biases)
+    torch.testing.assert_close(found, F.linear(x, weight) + biases[:, None])
+    assert not onednn
+
+
+def test_wrong_widths_are_pytorchs_error():
+    with pytest.raises(RuntimeError, match="64x128 and 127x128"):
+        products.linear(torch.randn(64, 128), torch.randn(128, 127), frozen=False)
+
+
+def test_no_rows_are_no_error(full):
+    for lead in ((0,), (2, 0)):
+        x = torch.randn(*lead, 4)
+        assert products.linear(x, torch.randn(3, 4), frozen=True).shape == (*lead, 3)
+
+
 def test_several_rows_are_one_product(onednn):
     x, weight = torch.randn(2, 33, 128, requires_grad=True), torch.randn(160, 128)
     y, seeds = products.linear(x, weight, frozen=True), torch.randn(3, 2, 33, 160)

@@ -29,7 +29,8 @@ class BcosConv2d(BcosLayer):
         eps: Added to the squared norm of a patch.
 
     Raises:
-        ValueError: ``b`` or ``maxout`` is less than 1, or ``groups`` does not divide the channels.
+        ValueError: ``b`` or ``maxout`` is less than 1, ``scale`` or ``eps`` is not above 0, or
+            ``groups`` does not divide the channels.
 
     Examples:
         >>> layer = BcosConv2d(6, 16, 3, stride=2, padding=1)

@@ -38,6 +38,9 @@ class BcosLayer(DynamicModule):
     def __init__(self, *, b: float, maxout: int, scale: float, eps: float) -> None:
         super().__init__()
         check_bcos(b, maxout)
+        for name, value in (("scale", scale), ("eps", eps)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} = {value} is not allowed: give a finite number above 0.")
         self.b = float(b)
         self.maxout = maxout
         self.scale = float(scale)
@@ -79,7 +82,7 @@ class BcosLinear(BcosLayer):
         eps: Added to the squared norm of the input.
 
     Raises:
-        ValueError: ``b`` or ``maxout`` is less than 1.
+        ValueError: ``b`` or ``maxout`` is less than 1, or ``scale`` or ``eps`` is not above 0.
 
     Examples:
         >>> layer = BcosLinear(8, 3, maxout=2)

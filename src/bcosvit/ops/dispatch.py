@@ -82,6 +82,9 @@ def launches_directly(*tensors: Tensor) -> bool:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        # Tangents (`torch.func.jvp`) belong to the plain equation.
+        return False
     functorch = torch._C._functorch
     return not any(
         functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
@@ -98,8 +101,15 @@ def is_plain(tensor: Tensor) -> bool:
         and not functorch.is_functorch_wrapped_tensor(tensor)
         # Its numbers in memory may be the negative ones, or not be there.
         and not (tensor.is_neg() or tensor._is_zerotensor())
-        and torch.autograd.forward_ad._current_level < 0
     )
+
+
+def is_looped_over(tensor: Tensor) -> bool:
+    """Whether ``is_grads_batched`` of ``torch.autograd.grad`` hands on several gradients at once.
+
+    Functions of autograd are not told so, and only PyTorch's own ops can compute with them.
+    """
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def untraced(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bcosvit.ops.compiled import kernels, scaled, winners_adjoint
-from bcosvit.ops.dispatch import is_plain
-from bcosvit.ops.products import convolution, linear
+from bcosvit.ops.dispatch import is_looped_over, is_plain
+from bcosvit.ops.products import convolution, linear, transposed
 from bcosvit.ops.scaling import Pair, factor_of
 
 BLOCK = 2**18
@@ -82,12 +82,20 @@ class _Frozen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        d_units = _Spread.apply(grad, *ctx.saved_tensors, ctx.dim)  # type: ignore[no-untyped-call]
-        return d_units, None, None, None, None
+        (factor,) = ctx.saved_tensors
+        return _spread(grad, factor, ctx.dim), None, None, None, None
+
+
+def _spread(grad: Tensor, factor: Tensor, dim: int) -> Tensor:
+    """What each of the two units gets of a gradient."""
+    if is_looped_over(grad):
+        return torch.cat([grad * factor.clamp(min=0), -grad * factor.clamp(max=0)], dim)
+    d_units: Tensor = _Spread.apply(grad, factor, dim)  # type: ignore[no-untyped-call]
+    return d_units
 
 
 class _Spread(torch.autograd.Function):
-    """The adjoint of `_Frozen`: what each of the two units gets."""
+    """The adjoint of `_Frozen`, see `_spread`."""
 
     @staticmethod
     def forward(grad: Tensor, factor: Tensor, dim: int) -> Tensor:
@@ -172,7 +180,13 @@ class _Winners(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        d_x = _WinnersAdjoint.apply(grad, *ctx.saved_tensors, *ctx.window)  # type: ignore[no-untyped-call]
+        factor, weight = ctx.saved_tensors
+        if is_looped_over(grad):
+            images = _spread(grad, factor, -1).permute(0, 3, 1, 2)
+            size, stride, padding = map(list, ctx.window)
+            d_x = transposed(images, weight, stride, padding, [1, 1], 1, size).permute(0, 2, 3, 1)
+        else:
+            d_x = _WinnersAdjoint.apply(grad, factor, weight, *ctx.window)  # type: ignore[no-untyped-call]
         return d_x, None, None, None, None, None, None
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.ops.dispatch import (
+    is_looped_over,
     is_plain,
     launches_directly,
     matching,
@@ -64,12 +65,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, frozen: boo
     if not _is_full(x, frozen, "matmul"):
         return _linear(x, weight, bias)
     rows = matmul(x.reshape(-1, x.shape[-1]), weight.T, frozen=True)
-    y = rows.view(*x.shape[:-1], -1)
+    y = rows.view(*x.shape[:-1], len(weight))
     return y if bias is None else y + bias
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if not _suits_onednn(x, weight):
+    if not _suits_onednn(x, weight, bias):
         return F.linear(x, weight, bias)
     if torch._C._functorch.is_batchedtensor(x) or (
         torch.is_grad_enabled()
@@ -79,13 +80,22 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _by_onednn(x, weight, bias)
 
 
-def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a product is a plain one of float32 matrices on a CPU, and large enough."""
+    if bias is not None and not (
+        # oneDNN reads as many numbers in a row as there are units.
+        bias.shape == weight.shape[:1]
+        and bias.dtype == weight.dtype
+        and bias.is_contiguous()
+        and is_plain(bias)
+    ):
+        return False
     functorch = torch._C._functorch
     return (
         HAS_ONEDNN
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
+        and x.shape[-1:] == weight.shape[1:]
         and x.numel() * weight.shape[0] >= SMALLEST_PRODUCT
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
@@ -289,6 +299,22 @@ def _left_over(
     return [whole - end for whole, end in zip(size, ends, strict=True)]
 
 
+def transposed(
+    grad: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    size: list[int],
+) -> Tensor:
+    """The adjoint of a convolution to inputs of ``size`` by PyTorch."""
+    left = _left_over(grad, weight, stride, padding, dilation, size)
+    run = _TRANSPOSED[len(stride) - 1]
+    out: Tensor = run(grad, weight, None, stride, padding, left, groups, dilation)
+    return out
+
+
 def _laid_out(out: Tensor, like: Tensor) -> Tensor:
     last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
     return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -331,9 +357,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         if torch.is_grad_enabled() and (grad.requires_grad or weight.requires_grad):
             # To be differentiated again, which the ops above do not know.
-            again = _TRANSPOSED[len(stride) - 1]
-            left = _left_over(grad, weight, stride, padding, dilation, ctx.size)
-            d_x = again(grad, weight, None, stride, padding, left, groups, dilation)
+            d_x = transposed(grad, weight, stride, padding, dilation, groups, ctx.size)
         else:
             run = _adjoint_directly if launches_directly(grad) else _adjoint
             d_x = run(grad, weight, stride, padding, dilation, groups, ctx.size)
@@ -402,7 +426,11 @@ class _Pixels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        d_x = _PixelsAdjoint.apply(grad, *ctx.saved_tensors, *ctx.window, ctx.size)  # type: ignore[no-untyped-call]
+        (weight,), (stride, padding, dilation) = ctx.saved_tensors, ctx.window
+        if is_looped_over(grad):
+            d_x = transposed(grad, weight, stride, padding, dilation, 1, ctx.size)
+        else:
+            d_x = _PixelsAdjoint.apply(grad, weight, stride, padding, dilation, ctx.size)  # type: ignore[no-untyped-call]
         return d_x, None, None, None, None
 
 

@@ -76,8 +76,14 @@ class _Larger(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         first, second = inputs
         ctx.save_for_backward(second > first)
+        ctx.save_for_forward(second > first)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (second_won,) = ctx.saved_tensors
         return grad.masked_fill(second_won, 0), grad.masked_fill(~second_won, 0)
+
+    @staticmethod
+    def jvp(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        (second_won,) = ctx.saved_tensors
+        return torch.where(second_won, second, first)
