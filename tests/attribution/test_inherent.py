@@ -286,6 +286,32 @@ def test_copies(model, images, clone):
     assert not any(getattr(module, "frozen", False) for module in twin.modules())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda method: method,
+        lambda method: torch.compile(method, backend="eager"),
+    ],
+    ids=["itself", "compiled"],
+)
+def test_methods_that_are_stored_on_objects_are_frozen_too(model, images, change):
+    """They are bound to the model's own layers, whose gradients also sum to the logit."""
+    expected = explain(model, images, 1)
+    for block in model.blocks:
+        block.forward = change(block.forward)
+        block.mlp.forward = change(block.mlp.forward)
+    same(explain(model, images, 1), expected)
+    assert model.blocks[0].forward is not None
+    torch.testing.assert_close(model(images)[:, 1], expected.logit)
+
+
+def test_functions_in_place_of_a_forward_are_refused_over_frozen_layers(model, images):
+    original = model.blocks[0].mlp.forward
+    model.blocks[0].mlp.forward = lambda x: original(x)
+    with pytest.raises(ValueError, match=r"BcosMLP at 'blocks.0.mlp' has a forward .*of a class"):
+        explain(model, images)
+
+
 def test_view_shares_tensors_and_follows_training(model, images):
     view = frozen_view(model)
     assert {id(p) for p in view.parameters()} == {id(p) for p in model.parameters()}

@@ -14,6 +14,7 @@ probe is the residual.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -131,7 +132,8 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
         The view.
 
     Raises:
-        ValueError: A module is not dynamic linear, so that there is no W(x). A module of others
+        ValueError: A module is not dynamic linear, so that there is no W(x), or it has a
+            ``forward`` that was set on the object and is no method of it. A module of others
             that has children may compute anything between them: the first call of the view proves
             by its numbers that it does not, or raises the error.
 
@@ -148,6 +150,17 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
             raise ValueError(
                 f"{type(child).__name__} at {name or 'the root'!r} is not dynamic linear, so the "
                 f"model has no exact explanation; put a layer of bcosvit.nn in its place."
+            )
+        own = child.__dict__.get("forward")
+        if (
+            own is not None
+            and _method_of(child, own) is None
+            and any(map(freezing, child.modules()))
+        ):
+            raise ValueError(
+                f"{type(child).__name__} at {name or 'the root'!r} has a forward that was set on "
+                f"the object and would run the model's own layers instead of frozen ones; define "
+                f"it as a method of a class."
             )
 
     frozen = view(model, mark=_freezing(probe), with_parameter_grad=with_parameter_grad)
@@ -317,6 +330,14 @@ class _Proof:
         self.proved = True
 
 
+def _method_of(module: nn.Module, value: object) -> Any:
+    """The function of a method of ``module``, compiled or not, that was stored as an attribute."""
+    method = getattr(value, "_torchdynamo_orig_callable", value)
+    if isinstance(method, MethodType) and method.__self__ is module:
+        return method.__func__
+    return None
+
+
 def _is_real(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
@@ -332,8 +353,11 @@ def _copy(module: M, mark: Mark, with_grad: bool, done: dict[int, nn.Module]) ->
     state.update(module.__dict__)
     # torch keeps tensors, children and hooks in dicts: give the view its own.
     state.update({key: value.copy() for key, value in state.items() if isinstance(value, dict)})
-    # What `module.compile()` left behind would run the unfrozen original.
+    # What `module.compile()` left behind, and methods of its own, would run the unfrozen original.
     state["_compiled_call_impl"] = None
+    for name, value in module.__dict__.items():
+        if (function := _method_of(module, value)) is not None:
+            state[name] = MethodType(function, copy)
     state["_modules"] = {
         name: child if child is None else _copy(child, mark, with_grad, done)
         for name, child in module._modules.items()
