@@ -115,15 +115,23 @@ class BcosLinear(BcosLayer):
         return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 class BcosMLP(nn.Sequential):
-    """Two B-cos transforms with nothing between them (the paper's Eq. 16)."""
+    """Two B-cos transforms with nothing between them (the paper's Eq. 16).
+
+    They are computed together unless one of them was replaced by another layer or has hooks.
+    """
 
     def __init__(self, up: BcosLinear, down: BcosLinear) -> None:
         super().__init__(up, down)
 
     def forward(self, x: Tensor) -> Tensor:
-        up, down = self
-        assert isinstance(up, BcosLinear) and isinstance(down, BcosLinear)
+        layers = [layer for layer in self if isinstance(layer, BcosLinear) and _is_usual(layer)]
+        if len(layers) != 2 or len(self) != 2:
+            return super().forward(x)  # type: ignore[no-untyped-call]
+        up, down = layers
         return bcos_mlp(
             x,
             up.unit_weight(),
@@ -133,6 +141,11 @@ class BcosMLP(nn.Sequential):
             frozen=up.frozen,
             backend=up.backend,
         )
+
+
+def _is_usual(layer: BcosLinear) -> bool:
+    """Whether calling the layer would do nothing but its op."""
+    return type(layer) is BcosLinear and not any(getattr(layer, name) for name in _HOOKS)
 
 
 class LayerScale(DynamicModule):
