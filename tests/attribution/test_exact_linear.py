@@ -5,7 +5,7 @@ import torch
 
 import bcosvit
 from bcosvit import DenseNetConfig, create_model
-from bcosvit.attribution import ExactLinear
+from bcosvit.attribution import ExactLinear, exact_linear
 from tests.conftest import randomize, small_config
 
 MODELS = {
@@ -47,3 +47,41 @@ def test_follows_the_weights() -> None:
         model.head.weight.mul_(2)
     after = bcosvit.explain(model, images, target=1, method=method)
     torch.testing.assert_close(after.map, 2 * before.map)
+    # By a way that leaves the version of the tensor as it is.
+    model.head.weight.data.mul_(0.5)
+    back = bcosvit.explain(model, images, target=1, method=method)
+    torch.testing.assert_close(back.map, before.map)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: setattr(block.mlp, "act", torch.nn.ReLU()),
+        lambda block: setattr(block.mlp.norm, "eps", 1.0),
+        lambda block: setattr(block.mlp, "forward", lambda x: x),
+    ],
+    ids=["activation", "option", "forward"],
+)
+def test_follows_layers_without_weights(change) -> None:
+    model = randomize(MODELS["vit"]()).double().eval()
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    bcosvit.explain(model, images, method=ExactLinear())
+    for block in model.blocks:
+        change(block)
+    found = bcosvit.explain(model, images, method=ExactLinear())
+    torch.testing.assert_close(found.logits, model(images).detach())
+
+
+def test_a_model_that_stays_as_it_is_is_converted_once(monkeypatch) -> None:
+    model, images = MODELS["vit"](), torch.rand(1, 3, 16, 16)
+    conversions = []
+
+    def counted(*given):
+        conversions.append(given)
+        return convert(*given)
+
+    convert = exact_linear._convert
+    monkeypatch.setattr(exact_linear, "_convert", counted)
+    for mode in (True, False, False):
+        bcosvit.explain(model.train(mode), images, method="exact-linear")
+    assert len(conversions) == 1

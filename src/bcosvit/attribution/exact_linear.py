@@ -7,7 +7,6 @@ exactly how it came to its logits, though nothing made these rows align with wha
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,22 +62,69 @@ class ExactLinear(Explainer):
         return Inherent(self.rows_at_once)(copy, images, target)
 
 
-_cache: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Bcosified]]" = weakref.WeakKeyDictionary()
+@dataclass(frozen=True, kw_only=True)
+class _Converted:
+    """A converted copy, with what its original was like."""
+
+    size: tuple[int, int]
+    parts: list[tuple[object, ...]]
+    tensors: list[Tensor]
+    copy: Bcosified
+
+    def is_of(self, model: nn.Module, size: tuple[int, int]) -> bool:
+        now = _tensors(model)
+        return (
+            (self.size, self.parts) == (size, _parts(model))
+            and len(now) == len(self.tensors)
+            and all(_equal(*pair) for pair in zip(now, self.tensors, strict=True))
+        )
+
+
+_cache: "weakref.WeakKeyDictionary[nn.Module, _Converted]" = weakref.WeakKeyDictionary()
 
 
 def _converted(model: AnyModel, size: tuple[int, int]) -> Bcosified:
-    """``model`` as a converted one, which is kept until its weights change."""
-    tensors = (*model.parameters(), *model.buffers())
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    """``model`` as a converted one, which is kept until its weights or layers change."""
     with torch.inference_mode(False):
-        if hooked or any(tensor.is_inference() for tensor in tensors):
+        if any(
+            m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__
+            for m in model.modules()
+        ):
             return _convert(model, size)
-        # Every change in place counts up a tensor's version.
-        key = (size, *((id(t), t._version, t.dtype, t.device) for t in tensors))
         found = _cache.get(model)
-        if found is None or found[0] != key:
-            found = _cache[model] = (key, _convert(model, size))
-    return found[1]
+        if found is None or not found.is_of(model, size):
+            # Numbers are compared: versions of tensors miss changes by way of `.data`.
+            tensors = [tensor.detach().clone() for tensor in _tensors(model)]
+            copy = _convert(model, size)
+            found = _Converted(size=size, parts=_parts(model), tensors=tensors, copy=copy)
+            _cache[model] = found
+    return found.copy
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    same = (one.dtype, one.device, one.shape) == (other.dtype, other.device, other.shape)
+    return same and torch.equal(one, other)
+
+
+def _parts(model: nn.Module) -> list[tuple[object, ...]]:
+    """The layers and their options, as far as they are plain values."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        (
+            name,
+            type(part),
+            {
+                key: value
+                for key, value in part.__dict__.items()
+                if key != "training" and isinstance(value, plain)
+            },
+        )
+        for name, part in model.named_modules()
+    ]
 
 
 def _convert(model: AnyModel, size: tuple[int, int]) -> Bcosified:
