@@ -70,6 +70,22 @@ def test_refuses_a_model_with_another_head(model, images):
         method(model, images)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.float(),
+        lambda model: setattr(model.head.weight, "data", torch.rand(5, 12).double()),
+    ],
+    ids=["cast", "other numbers"],
+)
+def test_refuses_a_model_whose_tensors_lie_elsewhere(model, images, change):
+    """The view would go on with the old ones."""
+    method = CompiledInherent(model, backend="aot_eager")
+    change(model)
+    with pytest.raises(ValueError, match="replaced, cast or moved"):
+        method(model, images)
+
+
 def test_refuses_another_model(model, images):
     other = randomize(create_model(small_config()), seed=1).double().eval()
     with pytest.raises(ValueError, match="another model"):

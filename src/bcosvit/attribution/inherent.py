@@ -236,7 +236,8 @@ class CompiledInherent(InherentExplainer):
     Forward and adjoint pass become one graph each. The adjoint's holds input gradients alone, since
     a view without parameter gradients asks for no others, and runs once per class. The first call
     of a batch size compiles. The view shares the model's tensors, so further training is seen; a
-    part that was replaced is not, and is refused. Calls from several threads take turns.
+    part that was replaced, cast or moved is not, and is refused. Calls from several threads take
+    turns.
 
     Examples:
         ``bcosvit.explain(model, images, method=CompiledInherent(model))``
@@ -253,7 +254,7 @@ class CompiledInherent(InherentExplainer):
         if unwrapped(model) is not self._model or _parts(self._model) != self._parts:
             raise ValueError(
                 "This explainer was compiled for another model, or for this one before a part of "
-                "it was replaced; make a new CompiledInherent(model)."
+                "it was replaced, cast or moved; make a new CompiledInherent(model)."
             )
         check_images(images)
         with self._turn, torch.inference_mode(False), reusable_adjoint():
@@ -273,5 +274,6 @@ def reusable_adjoint() -> AbstractContextManager[None]:
 
 
 def _parts(model: nn.Module) -> list[int]:
-    """Which objects the model is made of."""
-    return [id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())]
+    """Which objects the model is made of, and where its numbers lie."""
+    tensors = (*model.parameters(), *model.buffers())
+    return [*map(id, model.modules()), *(tensor.data_ptr() for tensor in tensors)]
