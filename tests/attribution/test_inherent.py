@@ -13,7 +13,7 @@ from torch import nn
 
 import bcosvit
 from bcosvit import create_model, explain, explaining, frozen_view, load
-from bcosvit.attribution import inherent
+from bcosvit.attribution import Explainer, Top, inherent
 from bcosvit.attribution.base import incompleteness
 from bcosvit.attribution.inherent import Inherent, _adjoint
 from bcosvit.models import DenseNetConfig
@@ -161,6 +161,32 @@ def test_explains_evaluation_mode_even_of_a_training_model():
     assert torch.equal(model.features.norm0.running_var, variance)
 
 
+@pytest.mark.parametrize("target", ["all", Top(2), torch.tensor([[0, 2], [1, 2]])])
+def test_several_classes_leave_statistics_alone(target):
+    config = DenseNetConfig(flavor="v2", growth=2, blocks=(1, 1), stem_width=4, num_classes=3)
+    model = randomize(create_model(config)).double().train()
+    before, x = snapshot(model), torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    found = explain(model, x, target, "ixg")
+    assert snapshot(model) == before
+    torch.testing.assert_close(found.map, explain(model.eval(), x, target, "ixg").map)
+    torch.testing.assert_close(found.logits, model(x).detach())
+
+
+@dataclasses.dataclass(frozen=True)
+class OneClass(Explainer):
+    """Explains one class at a time, exactly."""
+
+    def __call__(self, model, images, target=None):
+        return Inherent()(model, images, target)
+
+
+def test_several_classes_of_a_method_for_one_keep_all_fields(model, images):
+    found, expected = (explain(model, images, Top(2), way) for way in (OneClass(), "inherent"))
+    same(found, expected)
+    assert found.bias == expected.bias != 0
+    assert (found.completeness_error() < 1e-9).all()
+
+
 def test_threads_that_explain_and_predict_get_the_serial_results(model):
     inputs = [torch.rand(2, 3, 16, 16, dtype=torch.float64) for _ in range(8)]
     maps = [explain(model, x, 2).map for x in inputs]
@@ -286,6 +312,7 @@ def test_copies(model, images, clone):
     assert not any(getattr(module, "frozen", False) for module in twin.modules())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by torch.compile
 @pytest.mark.parametrize(
     "change",
     [

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bcosvit.machine import free_memory, stored_bytes
 from bcosvit.models.base import AnyModel
-from bcosvit.nn.views import is_frozen, unverified, unwrapped
+from bcosvit.nn.views import is_frozen, unverified, unwrapped, view
 from bcosvit.registry import Registry
 
 
@@ -445,21 +445,24 @@ def _explain(
     )
     if single or getattr(explainer, "several", False):
         found = one(target)
-        if check and found.residual is not None and found.logit is not None:
-            foreign = unverified(model)
-            why = f"{foreign} computes something that is not dynamic linear" if foreign else ""
-            check_completeness(found, strict or foreign is not None, why)
-        return found
-    if (logits := shared.get("logits")) is None:
-        with torch.no_grad():
-            logits = shared["logits"] = model(images)
-    classes = resolve_target(target, logits)
-    each = [one(column) for column in classes.unbind(1)]
-    return Attribution(
-        map=torch.stack([a.map for a in each], 1),
-        target=classes,
-        logits=each[0].logits,
-    )
+    else:
+        if (logits := shared.get("logits")) is None:
+            with torch.no_grad():
+                logits = shared["logits"] = view(model).eval()(images)
+        classes = resolve_target(target, logits)
+        found = _stacked([one(column) for column in classes.unbind(1)], classes)
+    if check and found.residual is not None and found.logit is not None:
+        foreign = unverified(model)
+        why = f"{foreign} computes something that is not dynamic linear" if foreign else ""
+        check_completeness(found, strict or foreign is not None, why)
+    return found
+
+
+def _stacked(each: list[Attribution], classes: Tensor) -> Attribution:
+    """Explanations of one class as one of all ``classes`` [B, C]."""
+    fields = [f for f in ("map", "weights", "residual", "logit") if getattr(each[0], f) is not None]
+    stacked: Any = {field: torch.stack([getattr(a, field) for a in each], 1) for field in fields}
+    return replace(each[0], target=classes, **stacked)
 
 
 class Cancelled(Exception):
