@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bcosvit.nn import BcosLinear, frozen_view
+from bcosvit.nn import BcosLinear, frozen_view, prepared_view
 from bcosvit.nn.linear import BcosMLP
 
 
@@ -28,6 +28,13 @@ def test_layers_in_place_of_a_transform_are_called(layer):
     mlp, x = BcosMLP(BcosLinear(4, 6), layer), torch.randn(3, 4)
     for each in (mlp, frozen_view(mlp)):
         torch.testing.assert_close(each(x), layer(mlp[0](x)))
+
+
+def test_weights_that_are_loaded_into_a_prepared_view_are_normalized():
+    layer, other, x = BcosLinear(4, 3), BcosLinear(4, 3), torch.randn(2, 4)
+    view = prepared_view(layer)
+    view.load_state_dict(other.state_dict())
+    torch.testing.assert_close(view(x), other(x).detach())
 
 
 def test_more_layers_than_two_are_called_one_by_one():

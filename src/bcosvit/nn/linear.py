@@ -1,6 +1,7 @@
 """Linear layers: the B-cos transform, and the ordinary one with its bias accounted for."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,12 @@ class BcosLayer(DynamicModule):
             )
         self._parameters["weight"] = unit  # type: ignore[assignment]
         self.prepared = True
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if self.prepared:
+            with torch.no_grad():
+                self.prepare(None)
 
     def unit_weight(self) -> Tensor:
         """ŵ, the weight with rows of norm one."""
