@@ -204,6 +204,24 @@ def test_maps_of_every_stage(config):
         assert torch.equal(found.flatten(), expected.flatten())
 
 
+@pytest.mark.parametrize("config", [small_config(), DenseNetConfig(growth=2, blocks=(1, 1))])
+def test_gradients_of_single_images_by_vmap(config):
+    model = randomize(create_model(config.replace(num_classes=3))).double().eval()
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64)
+    weights = {name: weight.detach() for name, weight in [*model.named_parameters()][-1:]}
+
+    def loss(weights, image):
+        return torch.func.functional_call(model, weights, (image[None],)).square().sum()
+
+    torch.testing.assert_close(torch.vmap(model)(images[:, None])[:, 0], model(images))
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, images)
+    for name, each in found.items():
+        for image, gradient in zip(images, each, strict=True):
+            value = model(image[None]).square().sum()
+            expected = torch.autograd.grad(value, model.get_parameter(name))[0]
+            torch.testing.assert_close(gradient, expected)
+
+
 def test_the_last_map_is_what_the_head_averages(small):
     x = torch.rand(2, 3, 16, 16)
     last = features(small)(x)[-1]

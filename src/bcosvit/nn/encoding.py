@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.nn.views import DynamicModule
-from bcosvit.ops.dispatch import launches_directly
+from bcosvit.ops.dispatch import is_batched, launches_directly
 
 
 class Encoding(DynamicModule):
@@ -87,8 +87,13 @@ def check_images(images: Tensor) -> None:
             f"Images have dtype {images.dtype}, expected floating point in [0, 1]; "
             f"divide 8-bit pixels by 255."
         )
-    # Values cannot be looked at while a graph is being captured, nor on the meta device.
-    if torch.compiler.is_compiling() or images.is_meta or _is_recorded(images):
+    # Values cannot be looked at in a graph that is being captured, on the meta device or in vmap.
+    if (
+        torch.compiler.is_compiling()
+        or images.is_meta
+        or _is_recorded(images)
+        or is_batched(images)
+    ):
         return
     low, high = (value.item() for value in images.detach().aminmax())
     if not (low >= 0 and high <= 1):

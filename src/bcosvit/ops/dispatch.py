@@ -85,11 +85,17 @@ def launches_directly(*tensors: Tensor) -> bool:
     if torch.autograd.forward_ad._current_level >= 0:
         # Tangents (`torch.func.jvp`) belong to the plain equation.
         return False
+    return not any(is_looped_over(tensor) or is_batched(tensor) for tensor in tensors)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether ``torch.vmap`` hands on several tensors at once, also to a function inside it."""
     functorch = torch._C._functorch
-    return not any(
-        functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-        for tensor in tensors
-    )
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def is_plain(tensor: Tensor) -> bool:
