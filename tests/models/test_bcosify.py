@@ -111,6 +111,12 @@ def test_no_residual_without_constants(name: str) -> None:
     assert (attribution.completeness_error() <= 1e-9 * attribution.logit.abs()).all()
 
 
+def test_a_schedule_may_jump() -> None:
+    schedule = BcosifySchedule(start=0.5, end=0.5)
+    assert [schedule.at(p) for p in (0.0, 0.4, 0.5, 1.0)] == [(1.0, 1.0)] * 2 + [(0.0, 2.0)] * 2
+    assert BcosifySchedule(start=0.2, end=0.6).at(0.4) == pytest.approx((0.5, 1.5))
+
+
 class Refused(nn.Module):
     """A network whose only nonlinearity is ``function``."""
 
@@ -142,8 +148,9 @@ class Called(nn.Module):
         (lambda x: x**3, "__pow__ at 'act'"),
         (lambda x: F.pad(x, (1, 1, 1, 1), value=2.0), "pad at 'act'"),
         (lambda x: x.clamp(1, 2), "clamp at 'act'"),
+        (lambda x: x.to(torch.int32).float(), "to at 'act'"),
     ],
-    ids=["sigmoid", "sin", "square", "power", "pad", "clamp"],
+    ids=["sigmoid", "sin", "square", "power", "pad", "clamp", "integers"],
 )
 def test_refused_by_name_and_place(function, named: str) -> None:
     with pytest.raises(ValueError, match=named):
@@ -169,6 +176,7 @@ def attention_by_hand(x: Tensor) -> Tensor:
         lambda x: attention_by_hand(x),
         lambda x: torch.addcmul(x, x.sigmoid(), x, value=0.5),
         lambda x: x.flatten(2).reshape(x.shape) + x.flatten(1).view_as(x),
+        lambda x: torch.div(torch.mul(input=x, other=torch.add(x, other=3.0).sin()), other=2.0),
         lambda x: torch.einsum("bchw,dc->bdhw", x, torch.eye(4, dtype=x.dtype)),
         F.hardtanh,
         F.elu,
@@ -360,6 +368,14 @@ def test_files_cannot_call_what_they_like(wrong) -> None:
     program["instructions"].insert(0, [99, *wrong])
     with pytest.raises(ValueError, match="is no function"):
         bcosvit.create_model(dataclasses.replace(copy.config, program=program))
+
+
+def test_a_network_that_was_cut_before_its_head_can_be_pickled() -> None:
+    copy = bcosify(Refused(F.relu), image_size=16)
+    encoded = copy.encoding(torch.rand(1, 3, 16, 16))
+    inputs = copy.head_inputs(encoded)
+    for twin in (pickle.loads(pickle.dumps(copy)), pycopy.deepcopy(copy)):
+        assert torch.equal(twin.head_inputs(encoded), inputs)
 
 
 @pytest.mark.parametrize("value", ["x", None, 2.0])

@@ -131,7 +131,9 @@ class BcosifySchedule:
         """λ and B when the share ``progress`` of the training is done."""
         if progress >= self.end:
             return 0.0, self.b
-        done = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
+        if progress <= self.start:
+            return 1.0, 1.0
+        done = (progress - self.start) / (self.end - self.start)
         moved = (1 - math.cos(math.pi * done)) / 2
         return 1 - moved, 1 + moved * (self.b - 1)
 

@@ -151,7 +151,10 @@ class Analysis:
         if rule is None and canonical(step) in LINEAR | HOMOGENEOUS:
             rule = _first
         found = rule(self, step) if rule is not None else None
-        return found or self._dynamic(step)
+        # Casting to integers rounds.
+        if found is None or not (step.dtype is None or step.dtype.is_floating_point):
+            return self._dynamic(step)
+        return found
 
     def _item(self, step: Step) -> Finding:
         source = step.args[0].step

@@ -44,6 +44,10 @@ class Program:
     names: dict[str, int] = field(default_factory=dict)
     """Path of a module of the original -> what it returned."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What `taps` keeps beside the fields holds functions that cannot be pickled.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
 
 MOST_LAYERS, MOST_INSTRUCTIONS = 20_000, 100_000
 """Of a program; the largest networks of timm have some thousands."""

@@ -289,6 +289,10 @@ class Recorder(TorchFunctionMode):
             if "inplace" in given:
                 given["inplace"] = False
             args, kwargs = (), given
+        else:
+            # Torch's own functions take these two first.
+            kwargs = dict(kwargs)
+            args = (*_taken(kwargs, "input"), *args, *_taken(kwargs, "other"))
         head, _, last = call.rpartition(".")
         if last.startswith("__i") and f"__{last[3:]}" in dir(Tensor) and last != "__invert__":
             last = f"__{last[3:]}"
@@ -311,6 +315,10 @@ def _signature(func: Any) -> inspect.Signature | None:
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     return None if kinds & several else signature
+
+
+def _taken(kwargs: dict[str, Any], name: str) -> list[Any]:
+    return [kwargs.pop(name)] if name in kwargs else []
 
 
 def _named(entry: tuple[str, str]) -> tuple[str, tuple[str]]:
