@@ -18,6 +18,7 @@ kernels.
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,7 +33,6 @@ from bcosvit import bcosify, create_model, explain
 from bcosvit.attribution import CompiledInherent
 from bcosvit.attribution.inherent import Inherent, reusable_adjoint
 from bcosvit.models import VisionTransformer
-from bcosvit.models.efficientnet import MEAN, STD, EfficientNet, EfficientNetConfig
 from bcosvit.nn import CUDAGraphRunner, frozen_view, prepared_view
 from bcosvit.nn.bcosified import ConvertedBatchNorm
 from bcosvit.nn.views import view
@@ -221,7 +221,10 @@ def vit_rows(batch: int, slow: bool, maxouts: list[int]) -> list[Row]:
 
 def trunk_rows(batch: int) -> list[Row]:
     """Measures EfficientNet-lite2 and its B-cos copy: training, predicting and explaining."""
-    original = EfficientNet(EfficientNetConfig()).cuda().to(memory_format=torch.channels_last)
+    sys.path.append(str(Path(__file__).parents[1] / "examples" / "imagenet"))
+    from efficientnet import MEAN, STD, EfficientNet
+
+    original = EfficientNet().cuda().to(memory_format=torch.channels_last)
     copy = bcosify(original.eval(), mean=MEAN, std=STD, b=2.0, fade=0.0, check=False)
     copy = copy.cuda().to(memory_format=torch.channels_last)
     images = torch.rand(batch, 3, 224, 224, device="cuda")

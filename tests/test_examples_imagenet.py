@@ -17,7 +17,6 @@ from PIL import Image
 import bcosvit
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import Scenes
-from bcosvit.models.efficientnet import EfficientNet, same_padding
 from bcosvit.shipped import DEFAULT
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "imagenet"
@@ -52,7 +51,10 @@ def test_trains_converts_and_continues(tmp_path: Path, example):
     (folder / "broken.png").write_text("no image")
     teacher, classes = tmp_path / "teacher.pth", tmp_path / "classes.txt"
     torch.manual_seed(0)
-    torch.save({f"_{k}": v for k, v in EfficientNet().state_dict().items()}, teacher)
+    torch.save(
+        {f"_{k}": v for k, v in example("efficientnet").EfficientNet().state_dict().items()},
+        teacher,
+    )
     classes.write_text("".join(f"class {i}\n" for i in range(1000)))
     run("photographs.py", "train", data, folder, "--workers", 1)
     assert np.load(data / "photographs-meta.npy").shape == (12, 2)
@@ -64,7 +66,7 @@ def test_trains_converts_and_continues(tmp_path: Path, example):
     run("convert.py", out / "final.safetensors", tmp_path / "model.safetensors",
         "--classes", classes, "--float32")  # fmt: skip
     images = torch.stack([to_tensor(scenes[i].image) for i in range(2)])
-    student = network.Student(EfficientNet().state_dict()).eval()
+    student = network.Student(example("efficientnet").EfficientNet().state_dict()).eval()
     patches = network.patches(network.encode(images))
 
     def logits(path: Path) -> torch.Tensor:
@@ -99,7 +101,7 @@ def test_transformer_blocks_convert_and_come_back(tmp_path: Path, example):
     convert, network = example("convert"), example("network")
     torch.manual_seed(0)
     shape = network.TransformerShape(depth=convert.depth_of(DEFAULT))
-    student = network.Student(EfficientNet().state_dict(), shape).eval()
+    student = network.Student(example("efficientnet").EfficientNet().state_dict(), shape).eval()
     convert.load_student(DEFAULT, student)
     images = torch.rand(1, 3, 224, 224)
     patches = network.patches(network.encode(images))
@@ -118,7 +120,7 @@ def test_transformer_blocks_convert_and_come_back(tmp_path: Path, example):
     path = tmp_path / "model.safetensors"
     bcosvit.save(model, path)
     assert convert.depth_of(path) == shape.depth > 0
-    again = network.Student(EfficientNet().state_dict(), shape).eval()
+    again = network.Student(example("efficientnet").EfficientNet().state_dict(), shape).eval()
     convert.load_student(path, again)
     with torch.no_grad():
         torch.testing.assert_close(again(patches)[0], expected, **near)
@@ -127,7 +129,7 @@ def test_transformer_blocks_convert_and_come_back(tmp_path: Path, example):
 def test_half_precision_holds_large_mean_squares(example):
     convert, network = example("convert"), example("network")
     torch.manual_seed(0)
-    student = network.Student(EfficientNet().state_dict()).eval()
+    student = network.Student(example("efficientnet").EfficientNet().state_dict()).eval()
     patches = network.patches(network.encode(torch.rand(1, 3, 32, 32)))
     with torch.no_grad():
         norm = student.blocks[3].expand_norm
@@ -150,7 +152,7 @@ def test_depthwise_kernels(example, kernel: int, stride: int, size: int, channel
     x = torch.randn(2, size, size, channels, requires_grad=True)
     weight = torch.randn(kernel**2, channels, requires_grad=True)
     found = module.depthwise_forward(x, weight, kernel, stride)
-    padding = same_padding(size, kernel, stride) * 2
+    padding = example("efficientnet").same_padding(size, kernel, stride) * 2
     kernels = weight.t().reshape(channels, 1, kernel, kernel)
     padded = F.pad(x.permute(0, 3, 1, 2), padding)
     expected = F.conv2d(padded, kernels, stride=stride, groups=channels).permute(0, 2, 3, 1)
@@ -174,7 +176,7 @@ def test_loss_on_explanations(example):
     guide, convert, network = example("guide"), example("convert"), example("network")
     torch.manual_seed(0)
     shape = network.TransformerShape(depth=convert.depth_of(DEFAULT))
-    student = network.Student(EfficientNet().state_dict(), shape).eval()
+    student = network.Student(example("efficientnet").EfficientNet().state_dict(), shape).eval()
     convert.load_student(DEFAULT, student)
     views, classes = torch.rand(4, 3, 64, 64), torch.tensor([3, 1, 4, 5])
     maps = guide.contributions(student, views, classes)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import torch
+from efficientnet import MEAN, STD, EfficientNet, EfficientNetConfig
 from network import (
     Bcos,
     Block,
@@ -22,7 +23,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bcosvit
-from bcosvit.models.efficientnet import MEAN, STD, EfficientNet, EfficientNetConfig
 from bcosvit.models.weights import CLASSES_KEY, read_config
 from bcosvit.shipped import shipped
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from efficientnet import same_padding
 from torch import Tensor
-
-from bcosvit.models.efficientnet import same_padding
 
 try:
     import triton

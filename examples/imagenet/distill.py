@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from convert import load_student
+from efficientnet import efficientnet_state
 from guide import energy_loss
 from network import (
     BLOCKS,
@@ -38,7 +39,6 @@ from torch import Tensor, nn
 
 from bcosvit.files import atomic
 from bcosvit.metrics.grid_pointing import grid_images, localization_score
-from bcosvit.models.efficientnet import efficientnet_state
 
 
 class Photographs:

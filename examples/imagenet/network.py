@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from depthwise_triton import depthwise
+from efficientnet import EfficientNetConfig, same_padding
 from torch import Tensor, nn
-
-from bcosvit.models.efficientnet import EfficientNetConfig, same_padding
 
 EPS = 1e-3  # of all batch norms
 STEM_KERNEL = 5  # 3 in the teacher; a binomial filter makes it 5
 State = Mapping[str, Tensor]
-"""The state dict of `bcosvit.models.efficientnet.EfficientNet`."""
+"""The state dict of `efficientnet.EfficientNet`."""
 
 
 class BlockShape(NamedTuple):

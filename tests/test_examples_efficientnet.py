@@ -1,21 +1,19 @@
 """EfficientNet-lite: its shapes, its padding, its checkpoints' names, and its conversion."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import bcosvit
-from bcosvit.models.efficientnet import (
-    LITE,
-    MEAN,
-    STD,
-    EfficientNet,
-    EfficientNetConfig,
-    SameConv2d,
-    efficientnet_state,
-    same_padding,
-)
 
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples/imagenet/efficientnet.py"))
+LITE, MEAN, STD = EXAMPLE["LITE"], EXAMPLE["MEAN"], EXAMPLE["STD"]
+EfficientNet, EfficientNetConfig = EXAMPLE["EfficientNet"], EXAMPLE["EfficientNetConfig"]
+SameConv2d, same_padding = EXAMPLE["SameConv2d"], EXAMPLE["same_padding"]
+efficientnet_state = EXAMPLE["efficientnet_state"]
 TINY = EfficientNetConfig(width=0.25, depth=0.5, num_classes=7, stem_width=8, head_width=32)
 
 
