@@ -257,14 +257,14 @@ def _from_published(
     if not found.error < TOLERANCE:
         raise ValueError(
             f"The features behind dense block {found.block} differ by {found.error:.1e} from those "
-            f"of {found.compared_with}, so nothing is written; check that {checkpoint} is whole."
+            f"by the equations, so nothing is written; check that {checkpoint} is whole."
         )
     save(network, out)
     _print(
         f"The tokenizer of {model} is the {found.flavor} network in {checkpoint} up to dense "
         f"block {found.block} ({found.unused} tensors behind it are left out).\n"
-        f"Its features agree with {found.compared_with} to {found.error:.1e} (relative norm, "
-        f"float64, 2 drawn scenes).\n{out}"
+        f"Its features agree with those by the equations, computed without its layers, to "
+        f"{found.error:.1e} (relative norm, float64, 2 drawn scenes).\n{out}"
     )
 
 

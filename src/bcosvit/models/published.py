@@ -1,16 +1,12 @@
 """Published DenseNets as the backbones of our models, and a check that they compute the same.
 
 A backbone that loads without an error may still compute something else. So its features are
-compared with those of the same network computed in another way, in float64: by the authors' own
-package where it covers the flavor and is installed (PyPI's ``bcos``, v2), else by the equations
-below, which share no layer with this library.
+compared with those that the equations below give in float64, which share no layer with the model.
 """
 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +20,7 @@ from bcosvit.models.config import DenseNetConfig, Flavor, ModelConfig
 from bcosvit.models.densenet import DenseNet
 from bcosvit.models.registry import model_config
 from bcosvit.models.vit import VisionTransformer
-from bcosvit.models.weights import current_key, load_state, published_state
-
-PEER = "bcos"
-"""The authors' package, v2 alone."""
+from bcosvit.models.weights import load_state, published_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +28,6 @@ class Agreement:
     """Our backbone's features beside the published network's."""
 
     flavor: Flavor
-    compared_with: str
-    """In words: who computed the published network's features."""
     block: int
     """The dense block behind which they were compared."""
     error: float
@@ -110,16 +101,11 @@ def from_published(
     ours = copy.deepcopy(model).double().eval()
     state = {k: t.double() if t.is_floating_point() else t for k, t in state.items()}
     encoded = ours.encoding(images.double())
-    if flavor == "v2" and find_spec(PEER) is not None:
-        theirs, who = peer_features(state, encoded, config.block), f"PyPI's {PEER} {version(PEER)}"
-    else:
-        theirs = published_features(state, encoded, config.block, flavor)
-        who = f"the equations of {flavor}, written out anew (not the authors' code)"
+    theirs = published_features(state, encoded, config.block, flavor)
     with torch.no_grad():
         found = ours.tokenizer.backbone(encoded)
     return model.eval(), Agreement(
         flavor=flavor,
-        compared_with=who,
         block=config.block,
         error=((found - theirs).norm() / theirs.norm()).item(),
         unused=len(unused),
@@ -139,37 +125,10 @@ def flavor_of(state: Mapping[str, Tensor], source: str = "state") -> Flavor:
     return "v2" if "features.norm0.weight" in state else "v1"
 
 
-def peer_features(state: Mapping[str, Tensor], encoded: Tensor, tap: int) -> Tensor:
-    """The features behind dense block ``tap`` by the authors' package."""
-    # It imports torchvision unguarded, which goes through our door first.
-    from bcosvit._torchvision import torchvision  # noqa: F401, I001
-    from bcos.models.densenet import BcosDenseNet
-    from bcos.modules import norms
-
-    layers = _layers(state)
-    growth = state["features.denseblock1.denselayer1.conv2.weight"].shape[0]
-    peer = BcosDenseNet(
-        growth_rate=growth,
-        block_config=layers,
-        num_init_features=state["features.conv0.weight"].shape[0],
-        bn_size=state["features.denseblock1.denselayer1.conv1.weight"].shape[0] // growth,
-        norm_layer=norms.NoBias(norms.BatchNormUncentered2d),
-    )
-    own = {key: state[current_key(key)] for key in peer.features.state_dict(prefix="features.")}
-    peer.double().load_state_dict(own, strict=False)
-    x = encoded
-    with torch.no_grad():
-        for name, part in peer.eval().features.named_children():
-            x = part(x)
-            if name == f"denseblock{tap}":
-                break
-    return x
-
-
 def published_features(
     state: Mapping[str, Tensor], encoded: Tensor, tap: int, flavor: Flavor
 ) -> Tensor:
-    """The same from the equations: no layers, only the checkpoint's tensors by their names."""
+    """The features behind dense block ``tap`` from the checkpoint's tensors, without any layer."""
 
     def conv(x: Tensor, name: str, stride: int = 1, padding: int = 0) -> Tensor:
         weight = state[f"features.{name}.weight"]
