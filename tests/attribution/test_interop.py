@@ -53,6 +53,15 @@ def test_captum_style_has_the_shape_of_the_images(model, images):
     assert delta.max() < 1e-9
 
 
+@pytest.mark.parametrize("method", ["inherent", "ixg"])
+def test_captum_style_of_several_classes_has_an_axis_for_them(model, images, method):
+    style = CaptumStyle(model, method)
+    # As many classes as images, which could be taken for each other.
+    found = style.attribute(images, target=torch.tensor([[0, 1, 2, 3]] * 4))
+    for k in range(4):
+        torch.testing.assert_close(found[:, k], style.attribute(images, target=k))
+
+
 def test_captum_style_of_other_methods(model, images):
     rollout = CaptumStyle(model, "rollout")
     assert rollout.attribute(images, target=2).shape == (4, 1, 16, 16)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bcosvit.attribution.base import Attribution, Explainer, Method, Target, get_explainer
+from bcosvit.attribution.base import Attribution, Explainer, Method, Target, explain, get_explainer
 from bcosvit.attribution.gradient import IntegratedGradients
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import unwrapped
@@ -48,7 +48,8 @@ class CaptumStyle:
     """An explainer with the interface of captum's ``Attribution``.
 
     Inherent attributions have the shape of the images: a color's share is that of both channels
-    that encode it. Other methods give one map for all colors [B, 1, H, W].
+    that encode it. Other methods give one map for all colors [B, 1, H, W]. Where several classes
+    are asked for, an axis of classes follows B.
     """
 
     forward_func: AnyModel
@@ -85,7 +86,7 @@ class CaptumStyle:
         explainer = get_explainer(self.method)
         if baselines is not None:
             explainer = self._from_baselines(explainer, baselines, images)
-        found = explainer(self.forward_func, images, target)
+        found = explain(self.forward_func, images, target, explainer)
         by_color = _by_color(found, self.forward_func, images)
         result = (by_color,) if isinstance(inputs, tuple) else by_color
         return (result, found.completeness_error()) if return_convergence_delta else result
@@ -102,6 +103,8 @@ class CaptumStyle:
 
 def _by_color(found: Attribution, model: AnyModel, images: Tensor) -> Tensor:
     if found.weights is None:
-        return found.map.unsqueeze(1)
-    channels = found.weights * unwrapped(model).encoding(images.detach())
-    return channels.unflatten(1, (2, 3)).sum(1)
+        return found.map.unsqueeze(-3)
+    encoded = unwrapped(model).encoding(images.detach())
+    # Several classes have an axis behind the images'.
+    encoded = encoded.view(len(images), *[1] * (found.weights.ndim - 4), *encoded.shape[1:])
+    return (found.weights * encoded).unflatten(-3, (2, 3)).sum(-4)
