@@ -270,6 +270,9 @@ def test_a_loaded_file_checks_its_contributions(exported, tmp_path, ending):
     assert found.bias == expected.bias
     one = load_exported(out)(images, torch.tensor([0, 1]))
     assert one.target.tolist() == [0, 1]
+    both = load_exported(out)(images, 1)
+    assert both.target.tolist() == [1, 1]
+    assert torch.equal(both.map[1], one.map[1])
 
 
 def test_an_exported_file_that_does_not_add_up_is_not_silent(tmp_path, monkeypatch):

@@ -103,7 +103,8 @@ def load_exported(path: str | Path, *, strict: bool = False) -> Callable[..., At
             they are a `bcosvit.attribution.CompletenessWarning`.
 
     Returns:
-        A function of images [n, 3, H, W] and, if wanted, classes [n] that returns an `Attribution`.
+        A function of images [n, 3, H, W] and, if wanted, a class for all or classes [n], which
+        returns an `Attribution`.
 
     Raises:
         ValueError: The file has no explanations, or its ending is not known.
@@ -118,8 +119,9 @@ def load_exported(path: str | Path, *, strict: bool = False) -> Callable[..., At
         raise ValueError(f"{path} says nothing about its bias; export the model again.")
     bias = float(json.loads(notes[BIAS_KEY]))
 
-    def explain(images: Tensor, target: Tensor | None = None) -> Attribution:
-        classes = torch.full((len(images),), -1) if target is None else target
+    def explain(images: Tensor, target: int | Tensor | None = None) -> Attribution:
+        given = torch.as_tensor(-1 if target is None else target)
+        classes = given.expand(len(images)).contiguous()
         found = run(images, classes)
         if len(found) != len(outputs(True)):
             raise ValueError(f"{path} returns logits alone; export it --with-explanation.")
