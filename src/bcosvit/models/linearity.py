@@ -57,8 +57,8 @@ LINEAR = MOVES | {
 
 HOMOGENEOUS = {
     *("relu", "leaky_relu", "rrelu", "prelu", "abs", "absolute", "amax", "amin"),
-    *(f"{kind}_pool{n}d" for kind in ("max", "adaptive_max", "lp") for n in (1, 2, 3)),
-} - {f"lp_pool{n}d" for n in (1, 2, 3)}
+    *(f"{kind}_pool{n}d" for kind in ("max", "adaptive_max") for n in (1, 2, 3)),
+}
 """Functions that are piecewise linear and zero at zero: their slope is their matrix."""
 
 ALIASES = {
@@ -189,8 +189,8 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _linear_in(analysis: Analysis, value: Any, *others: Any) -> Finding | None:
-    """Linear in ``value`` if that is, and ``others`` are constants or factors."""
+def _linear_in(analysis: Analysis, value: Any) -> Finding | None:
+    """Linear in ``value`` if that is."""
     if analysis.kind(value) is not Kind.LINEAR:
         return None
     return Finding(Kind.LINEAR, analysis.terms(value))

@@ -135,7 +135,10 @@ class Writer:
         return Variable(number)
 
     def layer(self, path: str, kind: str, options: dict[str, Any], *args: Any) -> Variable:
-        self.program.layers[path] = [kind, encode_options(options)]
+        self.program.layers[path] = [
+            kind,
+            {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+        ]
         return self.emit("layer", path, args)
 
     def shared(self, kind: str, name: str, options: dict[str, Any], *args: Any) -> Variable:
@@ -218,22 +221,14 @@ class Writer:
 
     def _needed(self) -> set[int]:
         needed: set[int] = set()
-        left = [self.recording.output]
+        output = self.recording.output
+        guards = [n for n in range(output) if self.guards and self.steps[n].call == "guard"]
+        left = [output, *guards]
         while left:
             number = left.pop()
             if number not in needed:
                 needed.add(number)
                 left += inputs(self.steps[number])
-        if self.guards:
-            for number, step in enumerate(self.steps):
-                if step.call == "guard" and number < self.recording.output:
-                    needed.add(number)
-                    left += inputs(step)
-            while left:
-                number = left.pop()
-                if number not in needed:
-                    needed.add(number)
-                    left += inputs(self.steps[number])
         return needed
 
     def _step(self, number: int, step: Step) -> Variable | None:
@@ -589,10 +584,3 @@ def _any_layout(step: Step) -> Step:
     if step.call == "torch.Tensor.view" and not isinstance(step.args[1], torch.dtype):
         return dataclasses.replace(step, call="torch.Tensor.reshape")
     return step
-
-
-def encode_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a layer as JSON would give them back."""
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in options.items()
-    }

@@ -155,7 +155,6 @@ class TrackedShape(tuple[int, ...]):
 
 
 _SIZES = ("shape", "size")
-_PASSED = {"requires_grad", "dtype", "device", "layout", "ndim", "is_leaf", "names", "itemsize"}
 
 
 class Recorder(TorchFunctionMode):

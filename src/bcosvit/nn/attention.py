@@ -61,7 +61,8 @@ class Attention(DynamicModule):
             normed = self.norm.standardize(self.constant(tokens))
         else:
             normed = self.norm(tokens)
-        query, key = self._query_key(normed)
+        fixed = self.constant(normed)
+        query, key = self.split(self.query(fixed)), self.split(self.key(fixed))
         value = self.split(self.value(tokens if self.kind == "shifted" else normed))
         prior, kind = self.prior.logits, self.prior.kind
         if self.tape is None:
@@ -73,10 +74,6 @@ class Attention(DynamicModule):
             self.tape.append(matrix)
             mixed = matrix.to(value.dtype) @ value
         return self.project(mixed.transpose(1, 2).flatten(2))
-
-    def _query_key(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        normed = self.constant(normed)
-        return self.split(self.query(normed)), self.split(self.key(normed))
 
     def split(self, x: Tensor) -> Tensor:
         """[n, t, d] -> [n, h, t, d/h]"""

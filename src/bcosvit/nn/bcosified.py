@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bcosvit.nn.views import DynamicModule
 from bcosvit.ops.dispatch import narrowed, weight_norms, wide
-from bcosvit.ops.products import convolution, linear, matmul, patch_sums
+from bcosvit.ops.products import convolution, linear, matmul, padded, patch_sums
 
 EPS = 1e-6
 """Added to the squared norm of an input, as in the other B-cos layers."""
@@ -70,15 +70,28 @@ class ConvertedLayer(DynamicModule):
         return narrowed(torch.exp((b - 1) * cosine.log()) * linear, y, frozen=self.frozen)
 
 
-def _parameter(shape: list[int] | None) -> nn.Parameter | None:
-    return None if shape is None else nn.Parameter(torch.empty(shape))
-
-
-class ConvertedConv(ConvertedLayer):
-    """A convolution of any number of dimensions, B-cos where ``bcos`` is set (2d only)."""
+class WeightedLayer(ConvertedLayer):
+    """A layer with a weight and a bias, of which both may be missing or be given in every call."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+
+    def __init__(
+        self, weight: list[int] | None, bias: list[int] | None, batch_axis: int = 0
+    ) -> None:
+        super().__init__(batch_axis)
+        self.weight = None if weight is None else nn.Parameter(torch.empty(weight))
+        self.bias = None if bias is None else nn.Parameter(torch.empty(bias))
+
+    def own(
+        self, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The weight and the bias of a call, by default the layer's own."""
+        return self.weight if weight is None else weight, self.bias if bias is None else bias
+
+
+class ConvertedConv(WeightedLayer):
+    """A convolution of any number of dimensions, B-cos where ``bcos`` is set (2d only)."""
 
     def __init__(
         self,
@@ -91,8 +104,7 @@ class ConvertedConv(ConvertedLayer):
         bcos: bool = False,
         batch_axis: int = 0,
     ) -> None:
-        super().__init__(batch_axis)
-        self.weight, self.bias = _parameter(weight), _parameter(bias)
+        super().__init__(weight, bias, batch_axis)
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.groups, self.bcos = groups, bcos
 
@@ -104,18 +116,20 @@ class ConvertedConv(ConvertedLayer):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        weight, bias = (
-            self.weight if weight is None else weight,
-            self.bias if bias is None else bias,
-        )
+        weight, bias = self.own(weight, bias)
         assert weight is not None
         if not self.bcos and self.probe is None:
             return self.convolve(x, weight, None if bias is None else fade * bias)
+        y = self.transform(x, weight, b)
+        return self.shifted(y, None if bias is None else bias.view(-1, *[1] * (y.ndim - 2)), fade)
+
+    def transform(self, x: Tensor, weight: Tensor, b: Tensor) -> Tensor:
+        """The layer without its constant."""
         y = self.convolve(x, weight, None)
         if self.bcos:
             norm = self.patch_norms(self.constant(x), weight)
             y = self.aligned(y, weight_norms(weight).view(-1, 1, 1), norm, b)
-        return self.shifted(y, None if bias is None else bias.view(-1, *[1] * (y.ndim - 2)), fade)
+        return y
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         options = (self.stride, self.padding, self.dilation, self.groups)
@@ -127,21 +141,21 @@ class ConvertedConv(ConvertedLayer):
 
     def patch_norms(self, x: Tensor, weight: Tensor) -> Tensor:
         """√(Σx² + ε) of every patch, [n, c, h, w] with one c for all or one per output."""
-        kernel, dilation = _pair(weight.shape[2:]), _pair(self.dilation)
-        if self.padding == "same":
-            totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-            sides = [side for t in reversed(totals) for side in (t // 2, t - t // 2)]
-            x, padding = F.pad(x, sides), (0, 0)
-        else:
-            padding = (0, 0) if self.padding == "valid" else _pair(self.padding)
+        padding = self.padding
+        if isinstance(padding, str):
+            x, padding = padded(x, weight, padding, self.dilation), 0
         squares = wide(x).square()
         if self.groups < x.shape[1]:
             squares = squares.unflatten(1, (self.groups, -1)).sum(2)
         if x.device.type != "cpu":
             # In plain order: see `AvgPool2d` for the CUDA kernel that this keeps away from.
             squares = squares.contiguous().flatten().view(squares.shape)
-        window = {"stride": _pair(self.stride), "padding": padding, "dilation": dilation}
-        norm = (patch_sums(squares, kernel, **window) + EPS).sqrt()
+        window = {
+            "stride": _pair(self.stride),
+            "padding": _pair(padding),
+            "dilation": _pair(self.dilation),
+        }
+        norm = (patch_sums(squares, _pair(weight.shape[2:]), **window) + EPS).sqrt()
         if self.groups == 1:
             return norm
         each = weight.shape[0] // self.groups
@@ -177,10 +191,7 @@ class ConvertedStem(ConvertedConv):
     ) -> Tensor:
         weight = self.weight
         assert weight is not None
-        y = self.convolve(x, weight, None)
-        if self.bcos:
-            norm = self.patch_norms(self.constant(x), weight)
-            y = self.aligned(y, weight_norms(weight).view(-1, 1, 1), norm, b)
+        y = self.transform(x, weight, b)
         color = (weight[:, :3] - weight[:, 3:]) * self.shift.view(1, 3, 1, 1)
         constant = self.convolve(ones, color.sum(1, keepdim=True), None)
         if self.bias is not None:
@@ -188,11 +199,8 @@ class ConvertedStem(ConvertedConv):
         return self.shifted(y, constant, fade)
 
 
-class ConvertedLinear(ConvertedLayer):
+class ConvertedLinear(WeightedLayer):
     """A linear layer, B-cos where ``bcos`` is set."""
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -201,8 +209,7 @@ class ConvertedLinear(ConvertedLayer):
         bcos: bool = False,
         batch_axis: int = 0,
     ) -> None:
-        super().__init__(batch_axis)
-        self.weight, self.bias = _parameter(weight), _parameter(bias)
+        super().__init__(weight, bias, batch_axis)
         self.bcos = bcos
 
     def forward(
@@ -213,10 +220,7 @@ class ConvertedLinear(ConvertedLayer):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        weight, bias = (
-            self.weight if weight is None else weight,
-            self.bias if bias is None else bias,
-        )
+        weight, bias = self.own(weight, bias)
         assert weight is not None
         if not self.bcos and self.probe is None:
             faded = None if bias is None else fade * bias
@@ -319,15 +323,12 @@ class ConvertedBatchNorm(ConvertedLayer):
         return f"eps={self.eps:g}, uncentered={self.uncentered}"
 
 
-class ConvertedNorm(ConvertedLayer):
+class ConvertedNorm(WeightedLayer):
     """LayerNorm, GroupNorm, InstanceNorm and RMSNorm: x, centered or not, by its own size.
 
     ``kind`` is "layer", "group", "instance" or "rms". Frozen, the size is a constant, subtracting
     the mean is linear, and the bias is a constant that counts towards the residual.
     """
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -339,17 +340,13 @@ class ConvertedNorm(ConvertedLayer):
         groups: int = 1,
         batch_axis: int = 0,
     ) -> None:
-        super().__init__(batch_axis)
+        super().__init__(weight, bias, batch_axis)
         self.kind, self.eps, self.dims, self.groups = kind, eps, dims, groups
-        self.weight, self.bias = _parameter(weight), _parameter(bias)
 
     def forward(
         self, x: Tensor, fade: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        weight, bias = (
-            self.weight if weight is None else weight,
-            self.bias if bias is None else bias,
-        )
+        weight, bias = self.own(weight, bias)
         groups = x.shape[1] if self.kind == "instance" else self.groups
         if not self.frozen:
             faded = None if bias is None else fade * bias
@@ -521,16 +518,8 @@ LAYERS: dict[str, type[DynamicModule]] = {
     layer.__name__: layer
     for layer in (
         *(Container, ConvertedConv, ConvertedStem, ConvertedLinear, ConvertedBatchNorm),
-        *(
-            ConvertedNorm,
-            ConvertedAttention,
-            AveragePool,
-            Constant,
-            Freeze,
-            Normalize,
-            Ones,
-            Activation,
-        ),
+        *(ConvertedNorm, ConvertedAttention, AveragePool, Constant, Freeze, Normalize, Ones),
+        Activation,
     )
 }
 """The classes that a converted network is made of, by name."""

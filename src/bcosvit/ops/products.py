@@ -189,7 +189,7 @@ def convolution(
             return _Pixels.apply(x, weight, *window2d)  # type: ignore[no-untyped-call]
         return _CONVOLUTIONS[dims - 1](x, weight, bias, stride, padding, dilation, groups)
     if isinstance(padding, str):
-        x, padding = _padded(x, weight, padding, dilation), 0
+        x, padding = padded(x, weight, padding, dilation), 0
     window = (_spread(stride, dims), _spread(padding, dims), _spread(dilation, dims), groups)
     run = _Convolution.apply if launches_directly(x, weight) else _convolve
     y: Tensor = run(x, weight, *window)
@@ -536,7 +536,7 @@ def _spread(value: Any, dims: int) -> list[int]:
     return list(value) if isinstance(value, tuple | list) else [value] * dims
 
 
-def _padded(x: Tensor, weight: Tensor, padding: str, dilation: Any) -> Tensor:
+def padded(x: Tensor, weight: Tensor, padding: str, dilation: Any) -> Tensor:
     """``x`` with the zeros that ``padding="same"`` means."""
     if padding == "valid":
         return x
