@@ -246,7 +246,7 @@ class OwnLinear(nn.Linear):
     """Of another module than torch's, although its ``forward`` is torch's."""
 
 
-def test_modules_that_nobody_vouches_for_are_named():
+def test_modules_that_are_not_known_to_be_linear_are_named():
     changed = nn.Linear(2, 2)
     changed.forward = lambda x: x**3
     assert unverified(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) is None

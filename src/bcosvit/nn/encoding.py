@@ -1,6 +1,6 @@
 """The first module of every model: from RGB in [0, 1] to what the model computes on.
 
-It also refuses images that are no such thing, once for every way into a model.
+It also checks the images, so that every way into a model does.
 """
 
 import torch

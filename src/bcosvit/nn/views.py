@@ -168,7 +168,7 @@ def frozen_view(model: M, *, probe: Tensor | None = None, with_parameter_grad: b
     for original, copy in zip(originals, frozen.modules(), strict=True):
         # Where images enter and logits leave, constants are counted apart; `explain` checks there.
         ends = any(isinstance(part, DynamicModule) and part.is_end for part in original.modules())
-        if not ends and not _is_vouched_for(original):
+        if not ends and not _is_trusted(original):
             copy.register_forward_hook(_Proof(original), with_kwargs=True)
     return frozen
 
@@ -250,27 +250,28 @@ def is_frozen(model: nn.Module) -> bool:
 
 
 def unverified(model: nn.Module) -> str | None:
-    """The class of the first module that no one vouches for, if there is one."""
+    """The class of the first module that is not known to be dynamic linear, if there is one."""
     for part in unwrapped(model).modules():
-        known = str(type(part).__module__).startswith(_VOUCHED)
-        if not _is_vouched_for(part) or not (known or isinstance(part, DynamicModule)):
+        known = str(type(part).__module__).startswith(_TRUSTED)
+        if not _is_trusted(part) or not (known or isinstance(part, DynamicModule)):
             return type(part).__name__
     return None
 
 
-_VOUCHED = ("torch.", "bcosvit.")
+_TRUSTED = ("torch.", "bcosvit.")
 
 
-def _is_vouched_for(module: nn.Module) -> bool:
+def _is_trusted(module: nn.Module) -> bool:
     """Whether what ``module`` computes between its children is known to be linear.
 
-    The author of a `DynamicModule` vouches for it, and so do torch and this library for theirs. Of
-    all others, subclasses of torch's with a ``forward`` of their own included, only numbers tell.
+    The author of a `DynamicModule` guarantees that it is, and so do torch and this library for
+    theirs. All others, including subclasses of torch's with a ``forward`` of their own, are checked
+    by numbers (`_Proof`).
     """
     if isinstance(module, DynamicModule):
         return True
     forward = module.__dict__.get("forward", type(module).forward)
-    return str(getattr(forward, "__module__", "")).startswith(_VOUCHED)
+    return str(getattr(forward, "__module__", "")).startswith(_TRUSTED)
 
 
 class _Proof:

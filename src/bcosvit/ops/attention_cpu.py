@@ -1,7 +1,8 @@
-"""Attention on a CPU, a few heads of an image at a time, whose pairs of tokens stay in the cache.
+"""Attention on a CPU, computed for a few heads of one image at a time.
 
-Between its two products A is scaled, normalized and multiplied by the prior. For a whole batch at
-once each of these steps reads and writes it in memory.
+Between its two products, A is scaled, normalized and multiplied by the prior. The matrices of a few
+heads fit into the processor's cache during these steps; those of a whole batch would be read from
+and written to memory in each of them.
 
 Letters: n batch, h heads, t tokens, d width per head.
 """
@@ -18,11 +19,11 @@ BLOCK = 2**18
 """Pairs of tokens that are computed at once."""
 
 LEAST = 2**14
-"""Pairs of tokens of an image, in all heads, from which on a loop over images pays."""
+"""The fewest pairs of tokens of an image, in all heads, for which the loop is faster."""
 
 
 def suits(query: Tensor, key: Tensor, value: Tensor, prior: Tensor | None, frozen: bool) -> bool:
-    """Whether it pays, A needs no gradient, and all tensors are plain ones of the same dtype."""
+    """Whether it is faster, A needs no gradient, and all tensors are plain and of one dtype."""
     inputs = [t for t in (query, key, value, prior) if t is not None]
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     return (

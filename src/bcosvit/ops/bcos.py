@@ -76,7 +76,7 @@ def bcos_linear(
         directly = bcos_cpu.bcos_linear
         return directly(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)
     units, norm = linear(x, weight, frozen=frozen), row_norms(x, b, eps, frozen)
-    return _scaled_units(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
+    return bcos_scale(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
 
 
 def bcos_mlp(
@@ -176,6 +176,13 @@ def bcos_conv2d(
     return narrowed(scaled.flatten(1, 2), largest, frozen=frozen)
 
 
+def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
+    """√(Σx² + ε) [..., 1] in at least float32; None where B = 1, which does not read it."""
+    if b == 1:
+        return None
+    return (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()
+
+
 def bcos_scale(
     units: Tensor,
     norm: Tensor | None,
@@ -184,41 +191,10 @@ def bcos_scale(
     maxout: int,
     scale: float,
     frozen: bool = False,
-    backend: Backend = "auto",
 ) -> Tensor:
-    """MaxOut and the cosine scaling: what turns ŵ·a and ‖a‖ into the B-cos transform.
-
-    Args:
-        units: ŵ·a, [..., m·c].
-        norm: ‖a‖ in at least float32, [..., 1]; None where B = 1, which does not read it.
-        b: As for :func:`bcos_linear`, and so are the arguments after it.
-
-    Returns:
-        [..., c].
-
-    Examples:
-        >>> bcos_scale(torch.tensor([3.0, -5.0]), torch.tensor([5.0]), b=2, maxout=2, scale=1)
-        tensor([1.8000])
-    """
-    if use_triton(backend, units):
-        from bcosvit.ops import bcos_triton
-
-        return bcos_triton.bcos_scale(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
-    return _scaled_units(units, norm, b=b, maxout=maxout, scale=scale, frozen=frozen)
-
-
-def row_norms(x: Tensor, b: float, eps: float, frozen: bool) -> Tensor | None:
-    """√(Σx² + ε) [..., 1] in at least float32; None where B = 1, which does not read it."""
+    """MaxOut and scaling: from ŵ·a [..., m·c] and ‖a‖ [..., 1] to the B-cos transform [..., c]."""
+    largest = largest_units(units, maxout, dim=-1)
     if b == 1:
-        return None
-    return (wide(constant_if(frozen, x)).square().sum(-1, keepdim=True) + eps).sqrt()
-
-
-def _scaled_units(
-    units: Tensor, norm: Tensor | None, *, b: float, maxout: int, scale: float, frozen: bool
-) -> Tensor:
-    linear = largest_units(units, maxout, dim=-1)
-    if b == 1:
-        return scale * linear
+        return scale * largest
     assert norm is not None
-    return narrowed(cosine_scaled(wide(linear), norm, b, scale, frozen), linear, frozen=frozen)
+    return narrowed(cosine_scaled(wide(largest), norm, b, scale, frozen), largest, frozen=frozen)

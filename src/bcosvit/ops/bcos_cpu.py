@@ -1,8 +1,9 @@
 """The B-cos transform on a CPU: the equation of ``bcos`` with fewer passes over memory.
 
-Products are bound by arithmetic, all else by memory. Results are therefore scaled in place, by a
-kernel or in blocks that stay in the cache; MaxOut compares halves of a tensor; images have their
-channels last, where a 1×1 convolution is a product. What explanations need is in ``frozen_cpu``.
+The time of products is that of their arithmetic, the time of everything else is that of reading and
+writing memory. Therefore results are scaled in place, by a kernel or in blocks that fit into the
+processor's cache; MaxOut compares the two halves of a tensor; and images have their channels last
+in memory, so that a 1×1 convolution is a product. ``frozen_cpu`` has the layers of frozen views.
 
 Letters: n batch, d inputs, c outputs, m units per output, h, w pixels.
 """

@@ -1,14 +1,16 @@
-"""Kernels for CPUs in C, compiled on demand: what PyTorch's ops compute in more time.
+"""Kernels for CPUs in C, which are compiled on demand and are faster than PyTorch's ops.
 
-``depthwise.c``: a depthwise convolution makes so few multiplications that it takes about as long as
-reading its image, and PyTorch's ops read and write the result nine times more. ``winners.c``: half
-of what the adjoint of MaxOut 2 hands on are zeros, which products of matrices multiply.
-``scaling.c``: MaxOut and scaling, which are one pass over memory instead of one for each step. The
-threads of PyTorch share their rows (``share.c``).
+- ``depthwise.c``: the B-cos transform of a depthwise convolution. It needs so few multiplications
+  that its time is that of reading the image once; PyTorch's ops read and write the result nine more
+  times.
+- ``winners.c``: the adjoint of MaxOut 2. Half of the gradients of the units are zeros, which a
+  product of matrices would multiply too.
+- ``scaling.c``: MaxOut and scaling, in one pass over memory instead of one per step.
+- ``share.c``: divides the rows of a result among PyTorch's threads.
 
-The files are compiled together, for the processor at hand, when a process needs one of them first,
-and stay in the cache's folder. Where they cannot be compiled, or ``BCOSVIT_CPU_KERNEL=0`` is set,
-PyTorch's ops compute the same.
+The files are compiled together, for the processor of this machine, when a process first needs one
+of them, and the result is cached. If they cannot be compiled, or if ``BCOSVIT_CPU_KERNEL=0`` is
+set, PyTorch's ops compute the same.
 """
 
 import ctypes
@@ -34,7 +36,7 @@ from bcosvit.files import atomic, cache_folder
 from bcosvit.ops.dispatch import is_plain
 
 SWITCH = "BCOSVIT_CPU_KERNEL"
-"""The environment variable that forbids to compile and to use the kernels where it is 0."""
+"""The environment variable that, if it is 0, switches the kernels off."""
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / f"{name}.c" for name in ("depthwise", "winners", "scaling", "share")]
@@ -46,10 +48,11 @@ LEAST_CHANNELS = 32
 """Two vectors, as many as the kernel of depthwise convolutions computes at once."""
 
 MOST_VECTORS, LEAST_LANES = 8, 8
-"""Of a chunk in ``winners.c``, and the numbers of a vector from which on it pays."""
+"""The most vectors of a chunk in ``winners.c``, and the fewest numbers of a vector for which the
+kernel is faster than PyTorch."""
 
 LEAST_UNITS = 2**14
-"""Numbers from which on scaling pays to have been compiled."""
+"""The fewest numbers for which the kernel of scaling is faster than PyTorch."""
 
 SMALLEST_SHARE = 2**18
 """Results of a depthwise convolution for which a thread of its own pays."""

@@ -196,16 +196,14 @@ def weight_norms(weight: Tensor) -> Tensor:
     """
     flat = wide(weight).flatten(1)
     norm = torch.linalg.vector_norm(flat, dim=1)
-    if flat.dtype == torch.float32 and not (_can_be_read(norm) and _is_between(norm, 1e-15, 1e19)):
+    if flat.dtype == torch.float32 and not _is_known_between(norm, 1e-15, 1e19):
         norm = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).to(torch.float32)
     return norm
 
 
-def _can_be_read(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and launches_directly(tensor)
-
-
-def _is_between(tensor: Tensor, low: float, high: float) -> bool:
+def _is_known_between(tensor: Tensor, low: float, high: float) -> bool:
+    if not is_direct(tensor):
+        return False
     # One pass; what is not a number is not between.
     smallest, largest = tensor.detach().aminmax()
     return low <= smallest.item() and largest.item() <= high

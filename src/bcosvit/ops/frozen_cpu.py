@@ -1,7 +1,8 @@
-"""What an explanation by a CPU computes in its forward pass, and the adjoint of it.
+"""The forward pass of a frozen B-cos layer with MaxOut 2 on a CPU, and its adjoint.
 
-An explanation keeps one tensor per layer, γ·|cos|^(B−1) with the MaxOut winner as its sign. Where
-there are kernels, the adjoint multiplies with the winners' weights alone.
+One tensor per layer is kept for the adjoint: γ·|cos|^(B−1), with a sign that says which of the two
+units won. Where the kernels of ``compiled`` are available, the adjoint multiplies a gradient by the
+weights of the winning units only.
 """
 
 from collections.abc import Iterable
@@ -156,7 +157,7 @@ def has_winners(x: Tensor, weight: Tensor, m: int, frozen: bool) -> bool:
 
 
 def winners(x: Tensor, *rest: Any, stride: Pair, padding: Pair) -> Tensor:
-    """The B-cos transform of images [n, h, w, channels] with MaxOut 2, where `has_winners`."""
+    """The B-cos transform of images [n, h, w, channels] with MaxOut 2, if `has_winners`."""
     both: tuple[Tensor, Tensor] = _Winners.apply(x, *rest, stride, padding)  # type: ignore[no-untyped-call]
     return both[0]
 

@@ -197,7 +197,7 @@ def convolution(
 
 
 def _is_full(x: Tensor, frozen: bool, op: str) -> bool:
-    """Whether an op is one of those below; on a CPU only where it has to be."""
+    """Whether an op must ask for all bits: always on a GPU, on a CPU if PyTorch rounds there."""
     if not frozen or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return False
     return x.is_cuda or rounds(x.device.type, op)
