@@ -157,6 +157,7 @@ def test_b_one_is_a_unit_row_linear_layer():
 
 def test_zero_weights_stay_finite():
     assert (unit_rows(torch.zeros(2, 3)) == 0).all()
+    assert unit_rows(torch.zeros(0, 3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,8 @@ def test_zero_weights_stay_finite():
         (lambda: BcosLinear(4, 4, scale=-1.0), "scale = -1.0 .*above 0"),
         (lambda: BcosConv2d(4, 4, 3, eps=0.0), "eps = 0.0 .*above 0"),
         (lambda: BcosConv2d(4, 6, 3, groups=4), "groups = 4"),
+        (lambda: BcosConv2d(4, 6, 3, groups=0), "groups = 0"),
+        (lambda: BcosConv2d(4, 6, 3, padding="same"), "padding = 'same' .*number of zeros"),
     ],
 )
 def test_impossible_layers_are_refused(make, says):

@@ -29,8 +29,8 @@ class BcosConv2d(BcosLayer):
         eps: Added to the squared norm of a patch.
 
     Raises:
-        ValueError: ``b`` or ``maxout`` is less than 1, ``scale`` or ``eps`` is not above 0, or
-            ``groups`` does not divide the channels.
+        ValueError: ``b`` or ``maxout`` is less than 1, ``scale`` or ``eps`` is not above 0,
+            ``padding`` is a name, or ``groups`` does not divide the channels.
 
     Examples:
         >>> layer = BcosConv2d(6, 16, 3, stride=2, padding=1)
@@ -54,7 +54,12 @@ class BcosConv2d(BcosLayer):
         eps: float = 1e-6,
     ) -> None:
         super().__init__(b=b, maxout=maxout, scale=scale, eps=eps)
-        if in_channels % groups or out_channels % groups:
+        if isinstance(padding, str):
+            raise ValueError(
+                f"padding = {padding!r} is not allowed: give the number of zeros on each side, "
+                f"such as 1 for a kernel of 3×3."
+            )
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"groups = {groups} does not divide {in_channels} input and {out_channels} output "
                 f"channels; give a common divisor of both."

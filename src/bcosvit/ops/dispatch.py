@@ -202,7 +202,7 @@ def weight_norms(weight: Tensor) -> Tensor:
 
 
 def _is_known_between(tensor: Tensor, low: float, high: float) -> bool:
-    if not is_direct(tensor):
+    if not is_direct(tensor) or not tensor.numel():
         return False
     # One pass; what is not a number is not between.
     smallest, largest = tensor.detach().aminmax()
