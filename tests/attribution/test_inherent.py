@@ -297,6 +297,8 @@ def test_after_compile(model, images, how, backend):
 
 def test_a_view_can_be_compiled(model, images):
     """No flag is looked up at run time, so the frozen graph is captured whole."""
+    # Other tests of this process have compiled the same functions for other models.
+    torch._dynamo.reset()
     view = torch.compile(frozen_view(model), backend="aot_eager", fullgraph=True)
     x = model.encoding(images).requires_grad_()
     compiled = torch.compile(view.from_encoded, backend="aot_eager", fullgraph=True)
