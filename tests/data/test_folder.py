@@ -62,6 +62,16 @@ def test_train_folder_alone_is_split(tmp_path: Path) -> None:
     assert all(key.startswith("train/") for key in keys(source.val))
 
 
+@pytest.mark.parametrize("name", ["train", "Training"])
+def test_a_class_may_be_called_train(tmp_path: Path, name: str) -> None:
+    folder(tmp_path, {"bus": 3, "car": 3, name: 3})
+    assert open_source(tmp_path).classes == tuple(sorted(("bus", "car", name)))
+    # Beside nothing but other splits, it is a split whose classes are missing.
+    folder(tmp_path / "loose", {"train": 3, "val": 3})
+    with pytest.raises(SourceError, match="no class folder"):
+        open_source(tmp_path / "loose")
+
+
 def test_unicode_nested_and_hidden(tmp_path: Path) -> None:
     folder(tmp_path, {"東京 🐟": 2, "Ähre/2020": 1, "Ähre/2021": 1, ".git": 3, "__MACOSX": 1})
     source = open_source(tmp_path)

@@ -344,6 +344,22 @@ def test_many_threads_read_what_one_reads() -> None:
         assert list(pool.map(lambda s: read_image(s).tobytes(), sources)) == alone
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cats").mkdir()
+    original = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("cats"):
+            raise PermissionError(13, "Permission denied", path)
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ImageError, match=r"cats cannot be read \(Permission denied\)"):
+        list_images(tmp_path)
+
+
 def test_list_images(tmp_path: Path) -> None:
     names = ["b.JPG", "a.png", "sub/c.Jpeg", "sub/deep/d.webp", "é.tiff"]
     for name in [*names, "notes.txt", ".hidden.png", ".git/x.png", "sub/e.heic", "jpg"]:

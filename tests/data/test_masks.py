@@ -89,6 +89,48 @@ def test_names_that_several_files_have_are_not_guessed(tmp_path, square):
     assert found.find("a.jpg") is None
 
 
+def test_a_mask_in_the_folder_of_one_class_is_not_that_of_another(tmp_path, pictures, square):
+    _, images = pictures
+    (tmp_path / "masks" / "cat").mkdir(parents=True)
+    np.savez(tmp_path / "masks" / "cat" / "a.npz", mask=square)
+    find = images.with_masks(MaskFiles(tmp_path / "masks")).masks()
+    found = {images[index][2]: find(index) is not None for index in range(len(images))}
+    assert found == {"cat/a.png": True, "cat/b.png": False, "dog/a.png": False, "dog/c.png": False}
+    # Masks that lie nowhere in particular are those of pictures of a name of their own.
+    (tmp_path / "flat").mkdir()
+    np.savez(tmp_path / "flat" / "b.npz", mask=square)
+    flat = MaskFiles(tmp_path / "flat")
+    assert flat.match(["dog/b.jpg", "cat/c.jpg"]) == {"dog/b.jpg": "b"}
+    with pytest.raises(SourceError, match=r"mask b in .* fits both cat/b.jpg and dog/b.jpg"):
+        flat.match(["cat/b.jpg", "dog/b.jpg"])
+
+
+def test_where_a_picture_cannot_be_read_the_mask_is_that_of_the_one_shown(tmp_path):
+    for name, left in (("cat/a", 0), ("cat/b", 20), ("dog/a", 5), ("dog/b", 15)):
+        mask = np.zeros((HIGH, WIDE), np.bool_)
+        mask[:, left : left + 20] = True
+        for part, pixels in (("data", np.repeat(mask[..., None], 3, 2)), ("masks", mask)):
+            path = tmp_path / part / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8) * 255).save(path)
+    source = open_source(tmp_path / "data", val_fraction=0.1)
+    unreadable = source.train.key(0)
+    (tmp_path / "data" / unreadable).write_bytes(b"no picture")
+    images = labeled_images(source, "train", None, EvalTransform(24))
+    images = images.with_masks(MaskFiles(tmp_path / "masks"))
+    image, _, key = images[0]
+    assert key != unreadable
+    assert torch.equal(images.masks()(0), image[0] > 0.5)
+
+
+def test_labels_of_16_bits_are_not_cut_off(tmp_path):
+    labels = np.array([[0, 300, 65535, 7]], np.uint16)
+    for order in "<>":
+        Image.fromarray(labels.astype(f"{order}u2")).save(tmp_path / "a.tif")
+        found = MaskFiles(tmp_path, (300, 7)).mask("a.jpg")
+        assert found.tolist() == [[False, True, False, True]]
+
+
 def test_voc_boxes_of_the_class(tmp_path, square):
     box = "<bndbox><xmin>13</xmin><ymin>6</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
     other = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>3</xmax><ymax>3</ymax></bndbox>"

@@ -136,7 +136,7 @@ class Split(Dataset[Sample]):
             position, seed = position
             with _seeded(seed):
                 return self[position]
-        found, image = self._readable(range(len(self))[position])
+        found, image = self.readable(range(len(self))[position])
         label, key = self.label(found), self.key(found)
         return (image if self.transform is None else self.transform(image)), label, key
 
@@ -215,7 +215,12 @@ class Split(Dataset[Sample]):
                 "max_skipped."
             )
 
-    def _readable(self, position: int) -> tuple[int, Image.Image]:
+    def readable(self, position: int) -> tuple[int, Image.Image]:
+        """Returns the first image from a position on that can be read, and its position.
+
+        Raises:
+            SourceError: If more images are unreadable than ``max_skipped`` allows.
+        """
         at_least = getattr(self.transform, "at_least", None)
         for step in range(len(self)):
             found = (position + step) % len(self)

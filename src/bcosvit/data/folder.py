@@ -11,6 +11,7 @@ from PIL import Image
 from bcosvit.data.dataset import SourceError, Split
 from bcosvit.data.images import EXTENSIONS, list_images, read_image
 from bcosvit.data.sources import (
+    TRAIN_NAMES,
     VAL_NAMES,
     Source,
     SourceOptions,
@@ -105,7 +106,9 @@ def _parts(root: Path, options: SourceOptions) -> list[Path]:
     """The folders that hold class folders: the root, train/, train/ and val/, or val/ alone."""
     folders = {folder.name.lower(): folder for folder in _subfolders(root)}
     train, val = split_names(folders)
-    if train is not None:
+    others = folders.keys() - {*TRAIN_NAMES, *VAL_NAMES}
+    # A folder of images called train, beside other classes, is the class of trains.
+    if train is not None and (not others or _subfolders(folders[train])):
         return [folders[train], *([] if val is None else [folders[val]])]
     if val is not None and folders.keys() <= set(VAL_NAMES):
         if options.only_val:

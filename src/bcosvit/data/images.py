@@ -239,7 +239,7 @@ def read_labels(source: ImageSource, *, max_pixels: int = 100_000_000) -> NDArra
     """
 
     def convert(image: ImageFile.ImageFile) -> NDArray[Any]:
-        single = image.mode in ("1", "L", "P", "I", "I;16")
+        single = image.mode in ("1", "L", "P", "I", "I;16", "I;16B", "F")
         return np.array(image if single else image.convert("L"))
 
     return _decoded(source, max_pixels, None, _label(source), convert)
@@ -291,7 +291,7 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
         recursive: Whether sub-folders are searched too.
 
     Raises:
-        ImageError: If there is no such folder.
+        ImageError: If there is no such folder, or one in it cannot be read.
 
     Examples:
         >>> [path.name for path in list_images(".")]
@@ -303,7 +303,7 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
         raise ImageError(f"The image folder {root} is {kind}: give an existing folder.")
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=_refuse_folder):
         status = os.stat(folder)
         folders[:] = sorted(f for f in folders if not f.startswith(".")) if recursive else []
         if (status.st_dev, status.st_ino) in seen:
@@ -316,6 +316,12 @@ def list_images(path: str | os.PathLike[str], recursive: bool = True) -> list[Pa
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in EXTENSIONS
         ]
     return sorted(found, key=Path.as_posix)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise ImageError(
+        f"The folder {error.filename} cannot be read ({error.strerror}): check its permissions."
+    ) from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

@@ -10,7 +10,6 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,20 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bcosvit.data.dataset import MaskReader, Skipped, SourceError, Split, Transform
+from bcosvit.data.masks import MaskFiles
 from bcosvit.data.sources import Source
 from bcosvit.messages import and_more
 
-__all__ = ["LabeledImages", "MaskFinder", "labeled_images", "match_classes"]
-
-
-class MaskFinder(Protocol):
-    """Masks of objects by the keys of images, e.g. `bcosvit.data.masks.MaskFiles`."""
-
-    def find(self, key: str) -> str | None:
-        """Returns the name of the mask of an image, or None if there is none."""
-
-    def mask(self, key: str, class_name: str | None = None) -> NDArray[np.bool_] | None:
-        """Returns the pixels [H, W] of the object, or None if they are unknown."""
+__all__ = ["LabeledImages", "labeled_images", "match_classes"]
 
 
 class LabeledImages(Dataset[tuple[Tensor, int, str]]):
@@ -54,7 +44,8 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
         self.labels, self.transform = list(labels), transform
         self._places = [(n, at) for n, split in enumerate(splits) for at in range(len(split))]
         self._given: list[int] | None = None
-        self._mask_files: MaskFinder | None = None
+        self._mask_files: MaskFiles | None = None
+        self._masked: frozenset[str] = frozenset()
         self._classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -112,24 +103,27 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
             return self._mask
         return None
 
-    def with_masks(self, files: MaskFinder, classes: Sequence[str] = ()) -> LabeledImages:
-        """Returns the same images with masks from elsewhere.
+    def with_masks(self, files: MaskFiles, classes: Sequence[str] = ()) -> LabeledImages:
+        """Returns the same images with masks from files.
 
         Args:
-            files: The masks by the images' keys, e.g. `bcosvit.data.masks.MaskFiles`.
+            files: The masks by the images' keys.
             classes: The names of the data's classes, to choose objects by.
 
         Raises:
-            SourceError: If none of the images has a mask.
+            SourceError: If none of the images has a mask, or one mask fits several images.
         """
         keys = [self.splits[number].key(at) for number, at in self._places]
-        if not any(files.find(key) is not None for key in keys):
+        # Also those that `limit` has left out, which may be the ones that a mask belongs to.
+        every = (split.key(at) for split in self.splits for at in range(len(split)))
+        masked = frozenset(files.match(every))
+        if masked.isdisjoint(keys):
             raise SourceError(
                 f"None of {len(keys)} images has a mask of its name, e.g. {keys[0]!r}: name masks "
                 "like the images."
             )
         other = copy.copy(self)
-        other._mask_files, other._classes = files, tuple(classes)
+        other._mask_files, other._masked, other._classes = files, masked, tuple(classes)
         return other
 
     def skipped(self) -> tuple[Skipped, ...]:
@@ -139,17 +133,19 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
     def _mask(self, index: int) -> Tensor | None:
         number, position = self._places[index]
         split = self.splits[number]
-        inner = int(split.indices[position])
         if self._mask_files is not None:
+            # Of the image that stands in, where this one cannot be read.
+            position, image = split.readable(position)
             key, label = split.key(position), split.label(position)
+            if key not in self._masked:
+                return None
             name = self._classes[label] if 0 <= label < len(self._classes) else None
             mask = self._mask_files.mask(key, name)
             if mask is not None:
-                image = split.reader.image(inner, getattr(self.transform, "at_least", None))
                 _check_proportions(key, mask, image)
         else:
             assert isinstance(split.reader, MaskReader)
-            mask = split.reader.mask(inner)
+            mask = split.reader.mask(int(split.indices[position]))
         if mask is None:
             return None
         shown = self.transform(Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB"))

@@ -18,7 +18,7 @@ import re
 import stat
 import zipfile
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -120,6 +120,34 @@ class MaskFiles:
         candidates = ("/".join(parts[start:]) for start in range(len(parts)))
         return next((self._names[name] for name in candidates if name in self._names), None)
 
+    def match(self, keys: Iterable[str]) -> dict[str, str]:
+        """Finds the masks of all pictures of a data set, which no two of them share.
+
+        Where masks lie in the folders of their pictures, ``cat/1.png`` is not taken for the mask of
+        ``dog/1.jpg``, whether or not this picture has one.
+
+        Args:
+            keys: The names of the pictures.
+
+        Returns:
+            The name of the mask of each picture that has one.
+
+        Raises:
+            SourceError: If a mask fits several pictures.
+        """
+        found = {key: name for key in keys if (name := self.find(key)) is not None}
+        placed = {key for key, name in found.items() if _folder(key) == _folder(name) != ""}
+        pictures: dict[str, str] = {}
+        for key, name in [*found.items()]:
+            if placed and key not in placed and "/" in name:
+                del found[key]
+            elif (other := pictures.setdefault(name, key)) != key:
+                raise SourceError(
+                    f"The mask {name} in {self.path} fits both {other} and {key}: put masks into "
+                    "the same sub-folders as the pictures."
+                )
+        return found
+
     def mask(self, key: str, class_name: str | None = None) -> Mask | None:
         """Reads a mask.
 
@@ -165,6 +193,11 @@ class MaskFiles:
         if (labels[chosen] != VOID).any():
             chosen &= labels != VOID
         return chosen
+
+
+def _folder(name: str) -> str:
+    """The folder that a picture or a mask lies in, without those around it."""
+    return PurePosixPath(name).parent.name
 
 
 def _is_array(path: Path) -> bool:
