@@ -170,7 +170,10 @@ def test_images_without_labels(converted, pictures, tmp_path):
     names = [f"class {k}" for k in range(8)]
     save(load(converted), named, metadata={CLASSES_KEY: json.dumps(names)})
     data = f"unlabeled:{pictures}"
-    run = train(data, out=tmp_path / "run", init=named, recipe=ways(epochs=2, learning_rate=1e-4))
+    drawn = ways(epochs=2, learning_rate=1e-4, explain_every=1)
+    run = train(data, out=tmp_path / "run", init=named, recipe=drawn)
+    # Of the class that the teacher sees.
+    assert len([*(run.folder / "explanations").iterdir()]) == 2
     assert run.rows[0]["val_top1"] >= 0
     assert json.loads(read_metadata(run.weights)[CLASSES_KEY]) == names
     assert "val_energy" not in run.rows[0]

@@ -1,6 +1,7 @@
 """What the recipes are: the paper's numbers, written out once more by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -45,12 +46,19 @@ def test_a_shorter_run_keeps_the_schedules_shape():
 def test_settings_from_a_file_or_the_command_line_are_taken():
     recipe = Recipe().change(precision=32, crop=[0.5, 1.0], betas=[0.9, 0.99])
     assert (recipe.precision, recipe.crop, recipe.betas) == ("32", (0.5, 1.0), (0.9, 0.99))
+    # A file may have the name of a number, and a path may be an object.
+    recipe = Recipe(teacher=7, cache_folder=Path("features"))
+    assert (recipe.teacher, recipe.cache_folder) == ("7", "features")
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"loss": "mse"}, "no loss 'mse'.*bce, ce"),
+        ({"loss": 3}, "no loss '3'.*bce, ce"),
+        ({"rand_augment": (2.5, 9)}, r"rand_augment = \(2\.5, 9\) .*two integers"),
+        ({"betas": (0.9, 1.0)}, r"betas = \(0\.9, 1\.0\) .*< 1"),
+        ({"ema": 1.0}, r"ema = 1\.0 .*< 1"),
         ({"epochs": 0}, "epochs = 0 .*>= 1"),
         ({"epochs": 1.5}, "epochs = 1.5"),
         ({"learning_rate": "fast"}, "learning_rate = 'fast'"),

@@ -1,5 +1,6 @@
 """What a run leaves behind, starts from and refuses."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -25,8 +26,11 @@ from bcosvit.data.transforms import EvalTransform
 from bcosvit.models.weights import read_metadata
 from bcosvit.predictor import Predictor
 from bcosvit.train import QUICK_MODEL, Recipe
+from bcosvit.train.callbacks import plot_curves
+from bcosvit.train.task import Task
 from tests.conftest import randomize, small_config, tiny_config
 from tests.train.support import DATA, model_config, recipe, rows, train
+from tests.train.test_resume import PowerCutError, cut_power
 
 POSITION = DATA.replace("scenes", "scenes:position")
 """Four classes instead of eight."""
@@ -175,6 +179,21 @@ def test_it_resumes_with_its_own_settings_only(run, asked, says):
 def test_what_does_not_change_the_result_may_be_changed(run):
     settings = {"num_workers": 1, "explain_every": 1, "checkpoint_steps": None}
     assert train(out=run.folder, resume=True, settings=settings).rows == run.rows
+
+
+def test_what_is_measured_from_now_on_has_a_column(tmp_path, monkeypatch):
+    ways, folder = recipe(epochs=2, ema=None), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        cut_power(patch, Task, "training_step", 6)
+        with pytest.raises(PowerCutError):
+            train(DATA, out=folder, model=model_config(), recipe=ways)
+    train(out=folder, resume=True, settings={"localize_every": 1})
+    with (folder / "metrics.csv").open() as file:
+        first, last = csv.DictReader(file)
+    assert first["val_energy"] == "" and 0 <= float(last["val_energy"]) <= 1
+    known = {"train_loss": 1.0, "val_top1": 0.5}
+    figure = plot_curves([{"epoch": 1, **known}, {"epoch": 2, **known, "val_energy": 0.5}])
+    assert "energy in the mask" in [line.get_label() for line in figure.axes[1].lines]
 
 
 def test_what_is_not_there_cannot_be_resumed(tmp_path):

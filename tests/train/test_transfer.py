@@ -9,6 +9,7 @@ import bcosvit
 from bcosvit.train import train
 from bcosvit.train.recipe import Recipe, get_recipe
 from tests.data.support import folder
+from tests.train.support import DATA, model_config, recipe
 
 
 class Small(nn.Module):
@@ -77,6 +78,11 @@ def test_the_head_is_trained_and_nothing_else(tmp_path):
     found = bcosvit.explain(after, torch.rand(2, 3, 32, 32))
     assert (found.completeness_error() < 1e-5).all()
     assert (found.residual == 0).all()
+
+
+def test_what_a_head_takes_may_have_no_channels_in_space(tmp_path):
+    ways = recipe(head_only=True, cache_views=1, channels_last=True, epochs=1, ema=None)
+    assert train(DATA, out=tmp_path / "run", model=model_config(), recipe=ways).rows
 
 
 def test_a_head_needs_a_cache():

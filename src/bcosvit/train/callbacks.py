@@ -42,7 +42,6 @@ from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, UNLIKE_KEY, save_state
 from bcosvit.progress import PlainLines
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
-from bcosvit.train.data import Batch
 from bcosvit.train.plan import Plan
 from bcosvit.train.recipe import Recipe
 from bcosvit.train.task import Task, model_state
@@ -184,8 +183,9 @@ class History(Callback):
 
     def _write_csv(self) -> None:
         with atomic(self.folder / "metrics.csv") as temporary, temporary.open("w") as file:
-            # Some columns are not measured in every epoch, but all are in the first one.
-            writer = csv.DictWriter(file, self.rows[0], lineterminator="\n")
+            # Some columns are not measured in every epoch, or only since the run was resumed.
+            columns = dict.fromkeys(column for row in self.rows for column in row)
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
 
@@ -227,8 +227,8 @@ def plot_curves(rows: list[Row]) -> Figure:
 def _line(
     axes: Axes, rows: list[Row], column: str, label: str, color: str, linestyle: str = "-"
 ) -> None:
-    if column in rows[0]:
-        rows = [row for row in rows if column in row]
+    rows = [row for row in rows if column in row]
+    if rows:
         marker = "." if len(rows) < 3 else ""
         x, y = [row["epoch"] for row in rows], [row[column] for row in rows]
         axes.plot(x, y, linestyle, color=color, label=label, marker=marker)
@@ -236,7 +236,8 @@ def _line(
 
 class ContributionImages(Callback):
     """Writes ``explanations/epoch-0005.png`` every few epochs: the same validation images each
-    time, beside the contributions to their true class. For B-cos models only."""
+    time, beside the contributions to their true class, or to the teacher's where images have no
+    labels. For B-cos models only."""
 
     def __init__(self, folder: Path, val: Split, classes: tuple[str, ...], every: int) -> None:
         self.folder, self.val, self.classes, self.every = folder, val, classes, every
@@ -247,8 +248,8 @@ class ContributionImages(Callback):
         due = epoch % self.every == 0 or epoch in (1, trainer.max_epochs)
         if not due or not trainer.is_global_zero:
             return
-        images, labels = self._samples()
-        drawn = self.draw(pl_module, images.to(pl_module.device), labels.to(pl_module.device))
+        images, labels = (each.to(pl_module.device) for each in self._samples())
+        drawn = self.draw(pl_module, images, pl_module.known_labels(images, labels))
         with atomic(self.folder / f"epoch-{epoch:04}.png") as temporary:
             drawn.save(temporary)
 
@@ -342,9 +343,8 @@ class Localization(Callback):
 
     def _label(self, task: Task, number: int) -> int:
         image, label, _ = self.images[number]
-        tensors = image[None], torch.tensor([label]), torch.ones(1)
-        batch = task.loss.prepare(Batch(*(tensor.to(task.device) for tensor in tensors)))
-        return int(batch.labels)
+        tensors = image[None].to(task.device), torch.tensor([label], device=task.device)
+        return int(task.known_labels(*tensors))
 
 
 class ProgressBar(RichProgressBar):

@@ -35,7 +35,8 @@ _PRECISIONS: dict[Precision, LightningPrecision] = {
 class Devices:
     """The arguments of Lightning's ``Trainer`` that say where a run takes place.
 
-    Apart from rounding, the result of a run does not depend on them.
+    Apart from rounding, and from which images ``mixup`` mixes, the result of a run does not depend
+    on them.
     """
 
     accelerator: str = "auto"

@@ -63,8 +63,11 @@ def _check(name: str, value: Any, hint: Any) -> None:
         if value not in allowed:
             _refuse(name, value, f"choose from {', '.join(map(str, allowed))}")
     elif get_origin(kind) is tuple:
-        if not (isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))):
-            _refuse(name, value, "give two numbers, e.g. (1, 2)")
+        number = int if int in get_args(kind) else int | float
+        fits = isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
+        if not (fits and all(isinstance(each, number) for each in value)):
+            what = "integers" if number is int else "numbers"
+            _refuse(name, value, f"give two {what}, e.g. (1, 2)")
     elif kind is int:
         least = 0 if name in _MAY_BE_ZERO else 1
         if not _is_number(value) or not isinstance(value, int) or value < least:
@@ -147,7 +150,8 @@ class Recipe:
     """Probability of a horizontal flip."""
     mixup: float = 0.0
     """Share of the training images that are mixed with another one of their batch, which makes up
-    at most half of the result."""
+    at most half of the result. Which images are mixed depends on how batches are divided among
+    processes and ``accumulate_grad_batches``."""
     eval_crop: float = 224 / 256
     """Share of the short side that the center crop keeps in validation."""
     val_fraction: float = 0.1
@@ -204,8 +208,10 @@ class Recipe:
         for name in ("betas", "rand_augment", "crop"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        # `--set precision=32` arrives as a number.
-        object.__setattr__(self, "precision", str(self.precision))
+        # `--set precision=32` arrives as a number, and paths may be objects.
+        for name in ("precision", "loss", "teacher", "cache_folder"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, str(value))
         LOSSES.get(self.loss)
         for name, hint in get_type_hints(Recipe).items():
             _check(name, getattr(self, name), hint)
@@ -225,6 +231,9 @@ class Recipe:
             _refuse("head_only", True, "what the head takes is cached; it needs cache_views >= 1")
         if getattr(LOSSES.get(self.loss), "needs_teacher", False) and self.cache_views != 0:
             _refuse("cache_views", self.cache_views, "a teacher needs images; it needs 0")
+        for name, decays in {"betas": self.betas, "ema": (self.ema or 0.0,)}.items():
+            if not all(0 <= decay < 1 for decay in decays):
+                _refuse(name, getattr(self, name), "a decay is a number >= 0 and < 1")
         if self.b < 1:
             _refuse("b", self.b, "give a number >= 1")
         if self.warmup_epochs >= self.epochs:

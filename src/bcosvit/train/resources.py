@@ -235,7 +235,9 @@ def _choose_parts(
         what = "CUDA graphs need it" if recipe.cuda_graphs else "its norms are of whole batches"
         said = f"{batch} images at once, as {what}; they may not fit, {why}"
         return recipe.change(accumulate_grad_batches=1), said
-    said = f"{batch} images in {needed} parts of {batch // needed}, {why}; the result is the same"
+    said = f"{batch} images in {needed} parts of {batch // needed}, {why}"
+    # Images are mixed with others of their part.
+    said += "" if recipe.mixup else "; the result is the same"
     return recipe.change(accumulate_grad_batches=needed), said
 
 

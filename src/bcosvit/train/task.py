@@ -138,7 +138,8 @@ class Task(LightningModule):
         self._graph = CUDAGraphRunner(self.model, self._logits) if recipe.cuda_graphs else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.recipe.channels_last:
+        # What a head takes has no channels in space.
+        if self.recipe.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self._logits(inputs) if self._graph is None else self._graph(inputs)
 
@@ -179,6 +180,10 @@ class Task(LightningModule):
         waits = self.device.type != "cpu" or self.trainer.world_size > 1
         if not waits or step % LOOK_EVERY == LOOK_EVERY - 1:
             self.check_loss()
+
+    def known_labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Returns the labels [B] of images, with those of the teacher where they have none."""
+        return self.loss.prepare(Batch(images, labels, torch.ones(len(labels)))).labels
 
     def check_loss(self) -> None:
         """Checks the losses of all steps so far; in all processes at once.
