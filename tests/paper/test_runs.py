@@ -1,11 +1,22 @@
 """What a run is made of, and what its folder is called."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
 
-from bcosvit.paper import RunSpec, Study
-from bcosvit.paper.runs import run_backbone, run_config, run_name, with_backbones
+from bcosvit.files import locked_folder
+from bcosvit.metrics import write_summary
+from bcosvit.paper import RunSpec, Study, reproduce, reproduction, runs
+from bcosvit.paper.runs import (
+    DONE,
+    run_backbone,
+    run_config,
+    run_folder,
+    run_name,
+    with_backbones,
+)
 from bcosvit.paper.schedule import get_schedule, resolve_recipes, schedule_names
 from tests.paper.support import small_study
 
@@ -65,6 +76,35 @@ def test_models_are_the_papers_but_for_what_is_asked(tmp_path):
     study = replace(study, settings={"model.position": "none"})
     assert run_config(study, BCOS).position == "none"
     assert run_config(study, RunSpec.vit("bcos", "ti", "38", position="add")).position == "add"
+
+
+def test_of_several_processes_one_trains_a_run_and_the_others_wait(tmp_path, monkeypatch):
+    said: list[str] = []
+    study = replace(study_of(tmp_path), log=said.append)
+    trained = []
+
+    def train(study: Study, spec: RunSpec) -> None:
+        trained.append(spec)
+        # Until the other one waits.
+        while len(said) < 1:
+            time.sleep(0.01)
+        write_summary(run_folder(study, spec) / DONE, {})
+
+    monkeypatch.setattr(runs, "_train_run", train)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(runs.train_run, study, BCOS) for _ in range(2)]
+        wait(jobs, timeout=30)
+        assert [job.exception() for job in jobs] == [None, None]
+    assert trained == [BCOS]
+    assert said == ["Waiting for another process, which trains bcos_vit_ti_38"]
+
+
+def test_two_commands_may_make_parts_of_a_figure_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "train_runs", lambda study, specs: None)
+    data = "scenes?size=32&train=16&val=8"
+    with locked_folder(tmp_path):
+        made = reproduce("accuracy", small_study(data, tmp_path, settings={}))
+    assert made.page.is_file()
 
 
 def test_seeds_share_the_backbone(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bcosvit.files import atomic, locked_folder
+from bcosvit.files import atomic
 from bcosvit.metrics import write_summary, write_table
 from bcosvit.models.base import create_model
 from bcosvit.paper.figures import FIGURES, Figure, Outcome, Row
@@ -58,27 +58,6 @@ def reproduce(figure: str, options: StudyOptions, log: Any = print) -> Reproduct
     figures = _pick(figure, options)
     choose_device(options.device)
     study = Study.open(options, log)
-    with locked_folder(options.out):
-        return _make(figures, study)
-
-
-def _pick(names: str, options: StudyOptions) -> list[Figure]:
-    """The figures of these names, as far as they can be made."""
-    figures = list(FIGURES.pick(names).values())
-    if not options.weights:
-        return figures
-    able = [each for each in figures if each.measures_weights]
-    if names != "all" and len(able) < len(figures):
-        refused = next(each.name for each in figures if not each.measures_weights)
-        others = ", ".join(name for name, each in FIGURES.items() if each.measures_weights)
-        raise ValueError(
-            f"The figure {refused!r} is about models that it trains: with given weights, choose "
-            f"from {others}."
-        )
-    return able
-
-
-def _make(figures: Sequence[Figure], study: Study) -> Reproduction:
     specs = list(dict.fromkeys(spec for each in figures for spec in each.runs(study)))
     choices: dict[str, Any] = {}
     if not study.weights:
@@ -103,6 +82,22 @@ def _make(figures: Sequence[Figure], study: Study) -> Reproduction:
             provenance=Provenance.of(_config(study, choices)),
         )
     return Reproduction(outcomes=outcomes, missing=missing, page=page)
+
+
+def _pick(names: str, options: StudyOptions) -> list[Figure]:
+    """The figures of these names, as far as they can be made."""
+    figures = list(FIGURES.pick(names).values())
+    if not options.weights:
+        return figures
+    able = [each for each in figures if each.measures_weights]
+    if names != "all" and len(able) < len(figures):
+        refused = next(each.name for each in figures if not each.measures_weights)
+        others = ", ".join(name for name, each in FIGURES.items() if each.measures_weights)
+        raise ValueError(
+            f"The figure {refused!r} is about models that it trains: with given weights, choose "
+            f"from {others}."
+        )
+    return able
 
 
 def _train(study: Study, specs: Sequence[RunSpec]) -> tuple[Study, dict[str, Any]]:

@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from bcosvit.data.dataset import Split
 from bcosvit.data.sources import Source
+from bcosvit.files import make_folder
 from bcosvit.metrics import write_summary
 from bcosvit.models.base import create_model, save
 from bcosvit.models.config import Config, DenseNetConfig
@@ -158,10 +160,24 @@ def train_runs(study: Study, specs: Sequence[RunSpec]) -> None:
 
 
 def train_run(study: Study, spec: RunSpec) -> None:
-    """Trains a run, or the rest of it, unless it is finished; its backbone must be."""
+    """Trains a run, or the rest of it, unless it is finished; its backbone must be.
+
+    Several processes may work on one study. Where another one trains this run, waits until it ends.
+    """
+    lock = FileLock(study.out / ".locks" / f"{run_name(study, spec)}.lock")
+    make_folder(study.out / ".locks")
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        study.log(f"Waiting for another process, which trains {spec.label}")
+        held = lock.acquire()
+    with held:
+        if run_record(study, spec) is None:
+            _train_run(study, spec)
+
+
+def _train_run(study: Study, spec: RunSpec) -> None:
     folder = run_folder(study, spec)
-    if run_record(study, spec) is not None:
-        return
     began = time.monotonic()
     resumes = (folder / RECORD).is_file()
     if resumes:
