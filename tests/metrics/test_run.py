@@ -299,6 +299,30 @@ def test_images_that_no_metric_asks_for_are_not_explained():
     assert len(found["masks"].images) == 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs(PixelPerturbation):
+    """Looks at the first image of each pair."""
+
+    tiles = 2
+
+    def select(self, predictions):
+        return [*zip(predictions[::2], predictions[1::2], strict=True)]
+
+    def result(self, items, scores, bootstrap, left_out=0):
+        return super().result([(first,) for first, _ in items], scores, bootstrap, left_out)
+
+
+def test_items_of_several_images_may_be_explained_by_their_first():
+    data, model = Patches(each=2, size=16), color_model(gain=0.02)
+    both = [Pairs(seed=1), MaskOverlap()]
+    found = evaluate(
+        model, data, (Contributions(),), metrics=both, masks=data.mask, batch_size=3, **QUICK
+    )
+    assert len(found["perturbation"].images) == 5 and len(found["masks"].images) == 10
+    alone = evaluate(model, data, (Contributions(),), metrics=both[:1], batch_size=3, **QUICK)
+    assert alone["perturbation"].abc == found["perturbation"].abc
+
+
 def test_images_are_let_go():
     class Watched(Patches):
         alive = most = 0
@@ -405,6 +429,10 @@ def nan_map(model, images, target=None):
     return Attribution(map=images[:, 0] * float("nan"), target=target)
 
 
+class MaskedGrids(GridPointingGame):
+    needs_masks = True
+
+
 KNOWN = evaluate(color_model(), Patches(each=2), metrics=["accuracy"]).accuracy
 
 
@@ -430,6 +458,10 @@ KNOWN = evaluate(color_model(), Patches(each=2), metrics=["accuracy"]).accuracy
             "localization cannot be measured: .* there are 3",
         ),
         ({"metrics": ["masks"]}, "masks cannot be measured"),
+        (
+            {"metrics": [MaskedGrids()], "masks": lambda index: torch.ones(8, 8).bool()},
+            "masks are those of single images",
+        ),
         ({"metrics": ["localisation"]}, "no metric .* did you mean 'localization'"),
         ({"data": Patches(classes=3)}, "hold 3 classes"),
         ({"masks": lambda index: torch.ones(8, 8)}, "mask of 'image000' is torch.float32"),

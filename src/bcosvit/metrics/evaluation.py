@@ -200,10 +200,10 @@ def evaluate(
         items = Accuracy().select(predictions := run.predictions())
         known = Accuracy().result(items, {}, bootstrap, len(predictions) - len(items))
     # Metrics that compose pictures in the same way share their explanations; single images last.
-    groups: dict[Callable[..., Any], dict[str, Metric]] = {}
+    groups: dict[tuple[Callable[..., Any], int], dict[str, Metric]] = {}
     for name, metric in explaining.items():
-        groups.setdefault(type(metric).compose, {})[name] = metric
-    single = groups.pop(Metric.compose, None)
+        groups.setdefault((type(metric).compose, metric.tiles), {})[name] = metric
+    single = groups.pop((Metric.compose, 1), None)
     found: dict[str, MetricResult] = {}
     for group in [*groups.values(), *([single] if single else [])]:
         found |= _measure(run, group, known.predictions, bootstrap)
@@ -271,6 +271,8 @@ def obstacles(
         reason = metric.obstacle(num_classes)
         if metric.needs_masks and not has_masks:
             reason = "the data have no masks"
+        elif metric.needs_masks and metric.tiles > 1:
+            reason = "masks are those of single images, and it shows several at once"
         if reason is not None:
             found[metric.name] = reason
     return found

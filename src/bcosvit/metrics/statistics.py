@@ -145,10 +145,13 @@ class Resampled:
 
     def estimate(self) -> Estimate:
         """Returns the number with its interval, which is unbounded where one divides by zero."""
-        low, high = (
-            math.inf if math.isnan(end) else end for end in _interval(self.draws, self.level)
+        low, high = _interval(self.draws, self.level)
+        return Estimate(
+            mean=self.value,
+            low=-math.inf if math.isnan(low) else low,
+            high=math.inf if math.isnan(high) else high,
+            count=self.count,
         )
-        return Estimate(mean=self.value, low=low, high=high, count=self.count)
 
     def _with(self, other: "Resampled", value: float, draws: Tensor) -> "Resampled":
         return replace(self, value=value, draws=draws, count=min(self.count, other.count))
