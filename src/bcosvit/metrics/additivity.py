@@ -21,6 +21,7 @@ from bcosvit.metrics.base import (
     Metric,
     MetricResult,
     Prediction,
+    image_rows,
     register_metric,
 )
 from bcosvit.metrics.removal import (
@@ -180,15 +181,7 @@ class AdditivityResult(MetricResult):
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for method, each in self.scores.items():
-            for image, scores in zip(self.images, each.tolist(), strict=True):
-                yield {
-                    "index": image.index,
-                    "key": image.key,
-                    "label": image.label,
-                    "method": method,
-                    **dict(zip(SCORES, scores, strict=True)),
-                }
+        return image_rows(self.images, SCORES, self.scores)
 
     def summary(self) -> dict[str, Any]:
         return {

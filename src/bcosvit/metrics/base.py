@@ -8,7 +8,7 @@ packages register theirs on import, or by an entry point of the group ``bcosvit.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -97,6 +97,21 @@ class CurveChart:
 
 
 Chart = BarChart | CurveChart
+
+
+def image_rows(
+    images: Sequence[Prediction], columns: Sequence[str], values: Mapping[str, Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Yields a table with one row per image and method, from values [N, columns] by method."""
+    for method, each in values.items():
+        for image, row in zip(images, each.tolist(), strict=True):
+            yield {
+                "index": image.index,
+                "key": image.key,
+                "label": image.label,
+                "method": method,
+                **dict(zip(columns, row, strict=True)),
+            }
 
 
 class NotDefinedError(ValueError):

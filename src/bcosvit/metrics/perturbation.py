@@ -32,6 +32,7 @@ from bcosvit.metrics.base import (
     MetricResult,
     NotDefinedError,
     Prediction,
+    image_rows,
     register_metric,
 )
 from bcosvit.metrics.removal import (
@@ -84,7 +85,6 @@ def confidence_curves(
     from_encoded: FromEncoded | None = None,
     *,
     removal: str = "zero",
-    output: str = "probability",
     region: int = 1,
 ) -> Tensor:
     """Computes the curves of several methods.
@@ -98,40 +98,11 @@ def confidence_curves(
         batch_size: How many images pass through the model at once.
         from_encoded: A faster way to do what the model's ``from_encoded`` does.
         removal: What takes the place of removed pixels, one of ``REMOVALS``.
-        output: What is followed, one of ``OUTPUTS``.
         region: The side of the squares that are removed, in pixels.
 
     Returns:
-        Probabilities or logits [M, B, 2, P].
+        [M, B, 2, P, 2]; the axes of length 2 are ``ORDERS`` and ``OUTPUTS``.
     """
-    curves = _output_curves(
-        model,
-        images,
-        labels,
-        places,
-        removed,
-        batch_size,
-        from_encoded,
-        removal=removal,
-        region=region,
-    )
-    return curves[..., OUTPUTS.index(output)]
-
-
-@torch.no_grad()
-def _output_curves(
-    model: AnyModel,
-    images: Tensor,
-    labels: Tensor,
-    places: Tensor,
-    removed: Sequence[int],
-    batch_size: int,
-    from_encoded: FromEncoded | None,
-    *,
-    removal: str,
-    region: int,
-) -> Tensor:
-    """The curves of all outputs [M, B, 2, P, 2]; the last axis is ``OUTPUTS``."""
     encoded = model.encoding(images)
     instead = replacement(model, images, removal)
     height, width = encoded.shape[-2:]
@@ -265,7 +236,7 @@ class PixelPerturbation(Metric):
         shuffles = torch.stack([self._shuffle(key, regions) for key in batch.keys])
         shuffles = shuffles.to(batch.images.device)
         places = torch.stack([removal_places(each, shuffles) for each in maps])
-        return _output_curves(
+        return confidence_curves(
             batch.model,
             batch.images,
             batch.labels,
@@ -321,22 +292,12 @@ class PerturbationResult(MetricResult):
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        points = [f"{order} {share:.5g}" for order in ORDERS for share in self.metric.shares]
+        values = {}
         for method, each in self.confidences.items():
             area = area_between(each, self.metric.share) / each[:, 0, 0]
-            for number, image in enumerate(self.images):
-                row: dict[str, Any] = {
-                    "index": image.index,
-                    "key": image.key,
-                    "label": image.label,
-                    "method": method,
-                    "abc": float(area[number]),
-                }
-                for i, order in enumerate(ORDERS):
-                    for share, value in zip(
-                        self.metric.shares, each[number, i].tolist(), strict=True
-                    ):
-                        row[f"{order} {share:.5g}"] = value
-                yield row
+            values[method] = torch.cat([area.unsqueeze(1), each.flatten(1)], 1)
+        return image_rows(self.images, ["abc", *points], values)
 
     def summary(self) -> dict[str, Any]:
         return {

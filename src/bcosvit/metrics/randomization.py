@@ -22,6 +22,7 @@ from bcosvit.metrics.base import (
     Metric,
     MetricResult,
     Prediction,
+    image_rows,
     register_metric,
 )
 from bcosvit.metrics.removal import most_confident_items
@@ -128,15 +129,8 @@ class RandomizationResult(MetricResult):
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for method, each in self.correlations.items():
-            for image, correlation in zip(self.images, each.tolist(), strict=True):
-                yield {
-                    "index": image.index,
-                    "key": image.key,
-                    "label": image.label,
-                    "method": method,
-                    "correlation": correlation,
-                }
+        values = {method: each.unsqueeze(1) for method, each in self.correlations.items()}
+        return image_rows(self.images, ["correlation"], values)
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import rich.progress
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -27,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 from torch import Tensor
 
 from bcosvit.attribution import explain
@@ -39,7 +38,8 @@ from bcosvit.metrics.evaluation import obstacles
 from bcosvit.models.card import model_card
 from bcosvit.models.unknown import fit_known
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY, UNLIKE_KEY, save_state
-from bcosvit.progress import PlainLines
+from bcosvit.progress import PlainLines, duration
+from bcosvit.report.evaluate import progress_bars
 from bcosvit.report.images import Tile, contribution_image, panel, photo_image
 from bcosvit.train.checkpoints import LAST
 from bcosvit.train.plan import Plan
@@ -441,9 +441,7 @@ class ProgressBar(RichProgressBar):
         done = trainer.global_step - self._steps_before
         total = pl_module.steps_per_epoch * pl_module.recipe.epochs
         per_step = (time.monotonic() - self._began) / max(done, 1)
-        minutes, seconds = divmod(round(per_step * (total - trainer.global_step)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02}"
+        return duration(per_step * (total - trainer.global_step))
 
 
 def _described(task: LightningModule) -> str:
@@ -466,14 +464,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         A function that takes how much is done, and how much there is to do.
     """
-    console = Console()
-    if not console.is_terminal:
-        yield PlainLines(title, console)
-        return
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with rich.progress.Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with progress_bars(Console()) as show:
+        assert show is not None
+        yield lambda done, total: show(done, total, title)
 
 
 class SkippedFiles(Callback):

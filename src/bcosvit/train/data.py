@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bcosvit.data.dataset import Reader, Split
+from bcosvit.data.images import to_bytes
+from bcosvit.machine import cpu_cores
 
 DRAWN_IMAGES_LIMIT = 2**30
 """Bytes of drawn images that are held in memory; larger sets are drawn again in every epoch."""
@@ -357,27 +359,12 @@ def cache_drawn_images(split: Split) -> Split:
     """
     if not split.reader.drawn:
         return split
-    first = np.asarray(split.reader.image(0, None))
-    if first.nbytes * len(split.reader) > DRAWN_IMAGES_LIMIT:
+    drawn = Split(split.reader, transform=to_bytes)
+    if drawn[0][0].nbytes * len(drawn) > DRAWN_IMAGES_LIMIT:  # type: ignore[union-attr]
         return split
     # Drawing is pure Python: one process per core, where there is enough to do for it.
-    num_workers = min(os.cpu_count() or 1, len(split.reader) // 256)
-    drawn = _DrawnImages(split.reader)
-    loader = DataLoader(drawn, batch_size=None, num_workers=num_workers, collate_fn=_identity)
-    cached = _CachedImages(split.reader, np.stack(list(loader)))
+    num_workers = min(cpu_cores(), len(drawn) // 256)
+    loader = DataLoader(drawn, batch_size=None, num_workers=num_workers)
+    images = torch.stack([image for image, _, _ in loader]).numpy()
+    cached = _CachedImages(split.reader, images)
     return Split(cached, split.indices, transform=split.transform, max_skipped=split.max_skipped)
-
-
-class _DrawnImages(Dataset[NDArray[np.uint8]]):
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __getitem__(self, index: int) -> NDArray[np.uint8]:
-        return np.asarray(self.reader.image(index, None))
-
-
-def _identity(image: Any) -> Any:
-    return image
