@@ -46,6 +46,21 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         assert real.read_text() == content
 
 
+def test_permissions_are_those_of_new_files_and_other_threads_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask, path = os.umask, tmp_path / "model.safetensors"
+    before = umask(0o027)
+    try:
+        # It belongs to the whole process, and reading it is setting it.
+        monkeypatch.setattr(os, "umask", None)
+        with atomic(path) as temporary:
+            save_file({"weight": torch.zeros(1)}, temporary)
+    finally:
+        umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_devices_and_pipes_are_refused_before_the_work(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -107,10 +107,12 @@ def atomic(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise _error_of(error, path) from error
     try:
+        mode = temporary.stat().st_mode
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        # Writers such as safetensors' have put a file of their own in its place.
+        os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, path)
     except OSError as error:
         # A write that fails knows no name.
@@ -271,7 +273,7 @@ def _locked_file(path: Path) -> tuple[int, Path]:
         if os.path.exists(name):
             temporary = Path(name.removesuffix(LOCK))
             try:
-                temporary.touch(0o600)
+                temporary.touch(0o666)
             except OSError:
                 os.unlink(name)
                 os.close(handle)
@@ -316,10 +318,3 @@ def _lock(handle: int, *, wait: bool = False) -> bool:
         # Some network file systems know no locks, so nothing there is taken for left behind.
         return False
     return True
-
-
-def _umask() -> int:
-    # The only way to read it is to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -175,8 +175,8 @@ def open_source(
 
     Everything that would spoil a run is an error here, before any training: a missing folder, a
     class without images, classes with nearly the same name, a validation split with other classes.
-    Labels are positions in the sorted class names (numbers are sorted as numbers; Hugging Face
-    datasets and scenes keep their own order).
+    Labels are positions in the sorted class names. Numbers in ``.cls`` and ``.json`` files are
+    sorted as numbers; Hugging Face datasets and scenes keep their own order.
 
     Args:
         data: ``path/to/folder`` with one sub-folder per class, or with ``train/`` and ``val/`` that

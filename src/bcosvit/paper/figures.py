@@ -390,37 +390,15 @@ def _values(scores: Scores) -> dict[str, dict[str, float]]:
 def ratio_line(
     claim: str, paper: str, number: Resampled, divisor: Resampled, what: str, note: str = ""
 ) -> Headline:
-    """Divides one mean by another, unless the other may as well be zero.
-
-    Args:
-        claim: What is compared.
-        paper: What the paper says.
-        number: The dividend.
-        divisor: The divisor.
-        what: The name of the divisor.
-        note: Follows the ratio.
-
-    Returns:
-        The ratio, or the reason why there is none.
-    """
+    """Divides one mean by another, called ``what``, unless that may as well be zero."""
     if divisor.estimate().low <= 0:
         return Headline(claim, paper, f"not defined: {what} is not above zero")
     return Headline.of(claim, paper, number / divisor, ".2f", note)
 
 
 def over_best(claim: str, paper: str, bcos: Scores, others: Scores) -> Headline:
-    """Divides the inherent mean on B-cos models by that of the best post-hoc method.
-
-    Args:
-        claim: What is compared.
-        paper: What the paper says.
-        bcos: The scores on B-cos models.
-        others: The scores among which the best post-hoc method is sought: the same ones, or those
-            on conventional models.
-
-    Returns:
-        The ratio, or the reason why there is none.
-    """
+    """Divides the inherent mean on B-cos models by that of the best post-hoc method of ``others``,
+    which are the same scores, or those on conventional models."""
     best = best_post_hoc(others)
     if best is None or "inherent" not in bcos:
         return Headline(claim, paper)
@@ -469,11 +447,11 @@ class Localization(ScoreFigure):
     )
 
     def outcome(self, scores: Scores) -> Outcome:
-        best, inherent = best_post_hoc(scores), scores.get("inherent")
-        mean = ratio = each = None
+        claim = "Inherent ÷ best post-hoc method, means over models"
+        headline = over_best(claim, "2.47 (Rollout)", scores, scores)
+        means, best, inherent = mean_scores(scores), best_post_hoc(scores), scores.get("inherent")
+        each = None
         if best is not None and inherent is not None:
-            mean = mean_scores(scores)["inherent"]
-            ratio = mean / mean_scores(scores)[best]
             of_model = {
                 model: {m: {model: s[model]} for m, s in scores.items()} for model in inherent
             }
@@ -481,21 +459,19 @@ class Localization(ScoreFigure):
             shares = [score / scores[own[model]][model] for model, score in inherent.items()]
             each = Resampled.mean_of(shares)
         headlines = [
-            Headline.of(
-                "Inherent ÷ best post-hoc method, means over models",
-                "2.47 (Rollout)",
-                ratio,
-                ".2f",
-                f" ({method_title(best or '')})",
-            ),
+            headline,
             Headline.of(
                 "The same with the best method of each model, then averaged",
                 "not given",
                 each,
                 ".2f",
             ),
-            Headline.of("Inherent localization, mean over models", "(only in the plot)", mean),
-            *over_rollout(mean_scores(scores), best, "2.47"),
+            Headline.of(
+                "Inherent localization, mean over models",
+                "(only in the plot)",
+                means.get("inherent"),
+            ),
+            *over_rollout(means, best, "2.47"),
         ]
         if not scores:
             return Outcome(headlines=headlines)
@@ -505,7 +481,7 @@ class Localization(ScoreFigure):
             "Share of positive attribution in the right cell. Dashed: mean over models; dotted: "
             "chance."
         )
-        sides = {self.side(ratio): _values(scores)}
+        sides = {self.side(headline.value): _values(scores)}
         chart = method_markers(self.name, caption, "localization", sides, chance=CHANCE)
         return Outcome(headlines=headlines, rows=rows, means=mean_rows(rows), charts=[chart])
 

@@ -254,7 +254,7 @@ class _Part:
 
 def _parts(study: Study, spec: RunSpec, name: str, options: Mapping[str, Any]) -> dict[str, _Part]:
     """By method, or one without a name."""
-    settings = _settings(study, spec, name, options)
+    settings = _settings(study, name, options)
     each = {"": settings}
     if name != NORMS and METRICS.get(name).explains:
         each = {
@@ -311,7 +311,7 @@ def _applicable(kind: str) -> tuple[str, ...]:
 
 
 def _settings(
-    study: Study, spec: RunSpec, name: str, options: Mapping[str, Any] = MappingProxyType({})
+    study: Study, name: str, options: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Everything that a measurement depends on, except the run and the method."""
     settings: dict[str, Any] = {"metric": name, "split": "val", "limit": study.limit}
@@ -343,7 +343,7 @@ def _evaluate(
     """Measures metrics that differ in their options alone."""
     # All metrics begin with the predictions, which are made once.
     accuracy = METRICS.get("accuracy")
-    settings = {**_settings(study, spec, accuracy.name), "metric": "predictions"}
+    settings = {**_settings(study, accuracy.name), "metric": "predictions"}
     path = _path(study, spec, settings)
     known = _read_predictions(path)
     only_predicts = metrics[0].name == accuracy.name

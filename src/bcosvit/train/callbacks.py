@@ -453,7 +453,9 @@ def _described(task: LightningModule) -> str:
         "val_localization": "localization {:.1%}",
         "val_energy": "energy {:.1%}",
     }
-    shown = [names[column].format(value) for column, value in task.measured.items()]
+    # A number is nan where there was nothing to measure, as without a grid.
+    known = {column: value for column, value in task.measured.items() if value == value}
+    shown = [names[column].format(value) for column, value in known.items()]
     return f"  {', '.join(shown)}" if shown else ""
 
 

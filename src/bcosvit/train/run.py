@@ -280,8 +280,7 @@ def _callbacks(
         callbacks.append(Localization(measured, recipe.localize_every))
     if recipe.ema is not None:
         # After all callbacks that use the validated weights: it restores the trained ones.
-        steps = -(-plan.train_images // recipe.batch_size) * recipe.epochs
-        start = math.ceil((recipe.fade_until or 0) * steps)
+        start = math.ceil((recipe.fade_until or 0) * (steps * recipe.epochs))
         callbacks.append(AveragedWeights(recipe.ema, start))
     return [*callbacks, Checkpoints(folder, recipe, StopSignals())]
 
