@@ -61,11 +61,9 @@ def make_folder(path: str | Path) -> None:
 
 
 def read_regular(path: str | Path, most: int) -> str:
-    """Reads a text of unknown origin, and neither waits for a pipe nor takes all memory.
+    """Reads a text of at most ``most`` bytes and of unknown origin, without waiting for a pipe.
 
-    Args:
-        path: A file, in UTF-8; what is not is replaced.
-        most: How many bytes it may have.
+    What is not UTF-8 is replaced.
 
     Raises:
         ValueError: It is larger.

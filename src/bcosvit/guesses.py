@@ -76,14 +76,8 @@ MODEL_GUESSES = {
 
 
 def no_attribute(name: str, public: Iterable[str]) -> str:
-    """Writes the error message for a name that the package does not have.
-
-    Args:
-        name: The name that was tried.
-        public: The names that exist.
-
-    Returns:
-        One sentence that names the call to make instead, where one is known.
+    """Writes the error message for a name that the package does not have: one sentence that names
+    the call to make instead, where one is known.
 
     Examples:
         >>> no_attribute("pipeline", ["load"])

@@ -97,13 +97,8 @@ def choose_batch_size(device: torch.device, image_size: tuple[int, int]) -> int:
 
 
 def stored_bytes(run: Callable[[], object]) -> int:
-    """Measures what a forward pass stores for its gradient.
-
-    Args:
-        run: The pass.
-
-    Returns:
-        The bytes of all stored tensors, each storage once.
+    """Measures what a forward pass stores for its gradient: the bytes of all tensors, each storage
+    once.
 
     Examples:
         >>> x = torch.ones(10, requires_grad=True)

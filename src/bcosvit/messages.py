@@ -8,14 +8,7 @@ from unicodedata import category
 
 
 def and_more(items: Iterable[object], most: int = 5) -> str:
-    """Lists items in a sentence, and counts those that would make it too long.
-
-    Args:
-        items: What to list.
-        most: How many items are written out.
-
-    Returns:
-        The first ``most`` items, separated by commas, and the number of those left out.
+    """Lists items in a sentence, and counts those beyond ``most``, which would make it too long.
 
     Examples:
         >>> and_more(["cat", "dog", "fox"], most=2)
@@ -27,11 +20,7 @@ def and_more(items: Iterable[object], most: int = 5) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Writes a number with its noun.
-
-    Args:
-        number: How many.
-        noun: What, in the singular.
+    """Writes a number with its noun, which is given in the singular.
 
     Examples:
         >>> counted(1, "picture"), counted(2, "picture")
@@ -41,14 +30,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """Makes text of others fit to be shown: control characters become escapes, long text is cut.
-
-    Args:
-        text: A name or a value that somebody else wrote into a file.
-        most: How many characters are kept.
-
-    Returns:
-        The text in characters that do nothing but stand there.
+    """Returns text of others with escapes instead of control characters, cut after ``most``
+    characters.
 
     Examples:
         >>> printable("cat\\x1b[2J")
@@ -63,13 +46,8 @@ def printable(text: str, most: int = 200) -> str:
 
 
 def for_terminal(text: str) -> str:
-    """Makes text that may name files fit for a terminal, which obeys control characters.
-
-    Args:
-        text: A line of text.
-
-    Returns:
-        The text, with escapes instead of control characters and of what is not valid Unicode.
+    """Returns a line that may name files, with escapes instead of control characters, which a
+    terminal obeys, and of what is not valid Unicode.
 
     Examples:
         >>> for_terminal("ünder\\x1b[2J")
@@ -82,15 +60,13 @@ def for_terminal(text: str) -> str:
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """Writes the error message for a name that does not exist.
+    """Writes the error message for a name that does not exist, with those that are spelled
+    similarly, or else with all that do.
 
     Args:
         kind: What the name should have been a name of, in the singular.
         name: The name that was given.
         allowed: All names that exist.
-
-    Returns:
-        One sentence with the names that are spelled similarly, or else with all names.
 
     Examples:
         >>> unknown("method", "roll-out", ["rollout", "gradcam"])
@@ -143,10 +119,11 @@ def require(module: str, *, extra: str, purpose: str = "This") -> ModuleType:
 
 
 def pick(names: str, allowed: Sequence[str], kind: str) -> tuple[str, ...]:
-    """Splits a comma-separated list of names and checks each.
+    """Splits a comma-separated list of names, and checks that each is allowed; ``"all"`` stands for
+    all.
 
     Args:
-        names: The list; ``"all"`` stands for all that are allowed.
+        names: The list.
         allowed: The names that exist.
         kind: What a name is a name of, in the singular.
 

@@ -17,12 +17,7 @@ PAUSE = 10.0
 
 
 def track(items: Sequence[T], what: str, console: "Console | None") -> Iterator[T]:
-    """Yields items, and shows how many are done and how long the others will take.
-
-    Args:
-        items: What is worked on, one after the other.
-        what: What is done with them, e.g. "Explaining".
-        console: Where it is shown; None shows nothing.
+    """Yields items, and shows on a console how many are done and how long the others will take.
 
     Examples:
         >>> list(track([1, 2], "Counting", None))
@@ -42,12 +37,8 @@ def track(items: Sequence[T], what: str, console: "Console | None") -> Iterator[
 
 
 class PlainLines:
-    """Says in plain lines how much is done, and how long the rest will take.
-
-    Args:
-        what: What is done, e.g. "Explaining".
-        console: Where the lines are printed.
-        pause: Seconds between two lines.
+    """Says in plain lines how much is done, and how long the rest will take, every ``pause``
+    seconds.
 
     Examples:
         >>> from rich.console import Console
@@ -61,12 +52,7 @@ class PlainLines:
         self._before: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Prints a line if it is time for one.
-
-        Args:
-            done: How much is done.
-            total: How much there is to do.
-        """
+        """Prints a line if it is time for one."""
         now = time.monotonic()
         if self._before is None:
             # What was done before does not count for the time left.

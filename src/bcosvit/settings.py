@@ -6,13 +6,8 @@ from typing import Any
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Parses settings; values are Python literals (numbers, tuples, True, None), else text.
-
-    Args:
-        settings: Each of the form ``key=value``.
-
-    Returns:
-        The values by key.
+    """Parses settings of the form ``key=value``; values are Python literals (numbers, tuples, True,
+    None), else text.
 
     Raises:
         ValueError: A setting has no key or no equals sign.

@@ -116,11 +116,7 @@ _JOINED = {"GIF": 4_000_000, "JPEG": 20_000_000}
 
 
 class _Limited:
-    """A file of which only so much is read, and only so often.
-
-    Args:
-        file: What is read.
-    """
+    """A file of which only so much is read, and only so often."""
 
     def __init__(self, file: IO[bytes]) -> None:
         here = file.tell()
@@ -221,10 +217,6 @@ def read_image(
 
 def read_labels(source: ImageSource, *, max_pixels: int = 100_000_000) -> NDArray[Any]:
     """Reads an image whose pixels are numbers, such as a mask, with the limits of `read_image`.
-
-    Args:
-        source: As for `read_image`.
-        max_pixels: As for `read_image`.
 
     Returns:
         The numbers [H, W] as they are stored: of a palette its positions, not its colors. Colors

@@ -79,14 +79,9 @@ class ClassAccuracy:
 
 
 def class_accuracies(labels: Sequence[int], predicted: Sequence[int]) -> list[ClassAccuracy]:
-    """Computes the accuracy of every class that has pictures.
+    """Computes the accuracy of every class that has pictures, from their classes and predictions.
 
-    Args:
-        labels: The class of each picture.
-        predicted: What is predicted for it.
-
-    Returns:
-        One entry per class, with Wilson's intervals, which hold for few pictures as well.
+    Wilson's intervals hold for few pictures as well.
 
     Examples:
         >>> [found.mean for found in class_accuracies([0, 0, 1], [0, 1, 1])]
@@ -163,16 +158,7 @@ def places(logits: Tensor, labels: Tensor) -> Tensor:
 def predict(
     model: AnyModel, batch: Batch, from_encoded: FromEncoded | None = None
 ) -> list[Prediction]:
-    """Predicts a batch.
-
-    Args:
-        model: The model.
-        batch: The images with their labels.
-        from_encoded: A faster way to do what the model's ``from_encoded`` does.
-
-    Returns:
-        One prediction per image.
-    """
+    """Predicts a batch; ``from_encoded`` is a faster way to do what the model's own does."""
     reference = next(model.parameters())
     with torch.no_grad():
         encoded = model.encoding(batch.images.to(reference))

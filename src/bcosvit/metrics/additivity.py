@@ -39,12 +39,8 @@ SCORES = ("r2", "slope", "as_is")
 
 @torch.no_grad()
 def logit_changes(batch: ExplainedBatch, region: int, removal: str) -> Tensor:
-    """Measures by how much the labeled class's logit falls without each region.
-
-    Args:
-        batch: Images with their labels.
-        region: The side of a region in pixels.
-        removal: What takes the place of removed pixels, one of ``REMOVALS``.
+    """Measures by how much the labeled class's logit falls without each region, a square of so many
+    pixels.
 
     Returns:
         Logit of the whole image minus that of the image without the region [N, regions], float64.

@@ -46,32 +46,16 @@ def confident(predictions: Sequence[Prediction], min_confidence: float) -> list[
 def most_confident_items(
     predictions: Sequence[Prediction], count: int, min_confidence: float = 0.0
 ) -> list[Item]:
-    """Selects single images for a metric.
-
-    Args:
-        predictions: The predictions of all images.
-        count: How many images to select; fewer where there are fewer.
-        min_confidence: Images in whose class the model is less confident are left out.
-
-    Returns:
-        The most confident correctly classified images, the most confident first.
-    """
+    """Selects the most confident correctly classified images, the most confident first, as single
+    items; fewer than ``count`` where there are fewer of at least ``min_confidence``."""
     able = most_confident(confident(predictions, min_confidence))
     return [(prediction,) for prediction in able[:count]]
 
 
 @torch.no_grad()
 def replacement(model: AnyModel, images: Tensor, removal: str) -> Tensor | None:
-    """Computes what takes the place of removed pixels.
-
-    Args:
-        model: The model, whose encoding is used.
-        images: RGB in [0, 1], [B, 3, H, W].
-        removal: One of ``REMOVALS``.
-
-    Returns:
-        Encoded images [B, C, H, W], or None where removed pixels are zero.
-    """
+    """Computes what takes the place of removed pixels, one of ``REMOVALS``, as encoded images
+    [B, C, H, W]; None where they are zero."""
     check_removal(removal)
     if removal == "zero":
         return None

@@ -60,9 +60,6 @@ def grouped_bars(
         axis: The title of the vertical axis.
         groups: Values by group, then by series.
         logarithmic: Whether the vertical axis is logarithmic.
-
-    Returns:
-        The chart.
     """
     from matplotlib.figure import Figure
 
@@ -99,17 +96,15 @@ def method_markers(
     *,
     chance: float | None = None,
 ) -> Chart:
-    """Draws one marker per method and model, and a dashed line at each method's mean.
+    """Draws one marker per method and model, a dashed line at each method's mean, and a dotted one
+    at chance.
 
     Args:
         name: The name of the files; unique on the page.
         caption: What the chart shows.
         axis: The title of the vertical axis.
         sides: Values by side of the chart, by method, then by model, e.g. ``Ti-38``.
-        chance: Where a dotted line is drawn.
-
-    Returns:
-        The chart.
+        chance: What guessing scores, where that means something.
     """
     from matplotlib.figure import Figure
 

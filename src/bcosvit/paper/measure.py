@@ -60,16 +60,12 @@ SHOWN_GRIDS, SHOWN_SINGLES = 4, 5
 
 
 def measure_run(study: Study, spec: RunSpec, metric: str) -> dict[str, Any] | None:
-    """Measures a finished run, unless it was measured before.
-
-    Args:
-        study: The study; its ``missing`` gets the reason where there is no result.
-        spec: The run.
-        metric: A registered metric or ``"norms"``.
+    """Measures a finished run by a registered metric or ``"norms"``, unless it was measured before.
 
     Returns:
-        The result, fit for JSON, or None. Metrics of explanations have ``scores`` by method, and
-        ``divisors`` where the mean of scores is divided by another mean.
+        The result, fit for JSON, or None, for which the study's ``missing`` gets the reason.
+        Metrics of explanations have ``scores`` by method, and ``divisors`` where the mean of scores
+        is divided by another mean.
     """
     return measure_options(study, spec, metric, [{}])[0]
 
@@ -77,18 +73,9 @@ def measure_run(study: Study, spec: RunSpec, metric: str) -> dict[str, Any] | No
 def measure_options(
     study: Study, spec: RunSpec, metric: str, options: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any] | None]:
-    """Measures a finished run by one metric with several sets of options, as far as is missing.
+    """Measures a finished run by a metric with several sets of options, as `measure_run` does.
 
     Single images are explained once for all sets of options that lack the same methods.
-
-    Args:
-        study: The study; its ``missing`` gets the reason where there is no result.
-        spec: The run.
-        metric: A registered metric or ``"norms"``.
-        options: Sets of options of the metric, beside those that the study has.
-
-    Returns:
-        A result for each set of options, as in `measure_run`.
     """
     if not _is_trained(study, spec):
         return [None] * len(options)
@@ -135,15 +122,7 @@ def measure_options(
 
 
 def load_run(study: Study, spec: RunSpec) -> tuple[Predictor, LabeledImages] | None:
-    """Loads the model of a finished run, with the validation images as it sees them.
-
-    Args:
-        study: The study; its ``missing`` gets the reason where there is no model.
-        spec: The run.
-
-    Returns:
-        The predictor and the images, or None.
-    """
+    """Loads the model of a finished run, with the validation images as it sees them, or None."""
     if not _is_trained(study, spec):
         return None
     study.used[spec] = None
@@ -160,14 +139,8 @@ def measured_on(study: Study, spec: RunSpec) -> list[str]:
 def branch_ratios(model: VisionTransformer, images: Tensor) -> Tensor:
     """Measures how large the input of each attention layer is, relative to what the layer adds.
 
-    The paper compares orders of magnitude, so these are logarithms.
-
-    Args:
-        model: The transformer, which is left untouched: a view of it is hooked.
-        images: RGB in [0, 1], [B, 3, H, W].
-
-    Returns:
-        log(‖skip‖ / ‖attention's output‖) [B, layers], averaged over tokens.
+    The paper compares orders of magnitude, so these are logarithms: log(‖skip‖ / ‖attention's
+    output‖) [B, layers], averaged over tokens. The model is left untouched: a view of it is hooked.
     """
     found: list[Tensor] = []
 

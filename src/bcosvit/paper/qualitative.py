@@ -83,13 +83,8 @@ class Sample:
     def tiles(
         self, found: dict[str, Attribution], methods: Sequence[str], *, joint: bool = False
     ) -> list[list[Tile]]:
-        """Returns one row per class: the picture, then every method.
-
-        Args:
-            found: The attributions by method.
-            methods: The columns.
-            joint: Whether all maps of a method have one scale.
-        """
+        """Returns one row per class: the picture, then every method; with ``joint`` all maps of a
+        method have one scale."""
         photo = photo_image(self.image)
         scales = {
             method: contribution_scales(each.map.detach(), joint=joint)

@@ -133,12 +133,8 @@ def with_backbones(study: Study, specs: Sequence[RunSpec]) -> list[RunSpec]:
 
 
 def train_runs(study: Study, specs: Sequence[RunSpec]) -> None:
-    """Trains runs and their backbones in order, except those that there is no time for.
-
-    Args:
-        study: The study; its ``missing`` gets the runs that are left out.
-        specs: The runs, the most important first.
-    """
+    """Trains runs and their backbones in order, the most important first, except those that there
+    is no time for; the study's ``missing`` gets these."""
     for spec in with_backbones(study, specs):
         if run_record(study, spec) is not None:
             continue

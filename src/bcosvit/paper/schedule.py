@@ -29,16 +29,7 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def get_schedule(name: str) -> Schedule:
-    """Returns a schedule by its name.
-
-    Args:
-        name: One of `schedule_names`.
-
-    Returns:
-        The recipe of each kind of run.
-
-    Raises:
-        ValueError: If there is no such schedule.
+    """Returns the recipe of each kind of run, by a name of `schedule_names`.
 
     Example:
         >>> get_schedule("paper")["vit"].batch_size
@@ -65,18 +56,12 @@ def get_schedule(name: str) -> Schedule:
 
 
 def resolve_recipes(name: str, settings: Mapping[str, Any]) -> dict[str, Recipe]:
-    """Returns a schedule with other settings.
+    """Returns the schedule of a name with other settings.
 
     Args:
         name: One of `schedule_names`.
         settings: Fields of all recipes, or of some after a prefix: ``backbone.`` for the recipes of
             backbones, or a kind of run, e.g. ``vit.``. Other prefixes are ignored.
-
-    Returns:
-        The recipe of each kind of run.
-
-    Raises:
-        ValueError: If there is no such schedule, or a setting is not allowed.
 
     Example:
         >>> resolve_recipes("small", {"epochs": 20, "backbone.epochs": 30})["densenet121"].epochs

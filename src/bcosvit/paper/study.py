@@ -125,13 +125,7 @@ class GivenModel(RunSpec):
 
 
 def given_models(weights: Iterable[str]) -> tuple[GivenModel, ...]:
-    """Looks at weights that are to be measured.
-
-    Args:
-        weights: Anything that `bcosvit.load` takes.
-
-    Returns:
-        The models, named after shipped weights or files.
+    """Looks at weights that are to be measured, and names them after files or shipped weights.
 
     Raises:
         ValueError: If weights cannot be read, or two have the same name.
@@ -337,13 +331,8 @@ class Study(StudyOptions):
     ) -> list[RunSpec]:
         """Returns one transformer per size and tap, or the part that was asked for, without seeds.
 
-        Where weights are given, these are returned instead.
-
-        Args:
-            family: ``"bcos"`` or ``"conventional"``.
-            sizes: Those of the paper's figure.
-            taps: Those of the paper's figure.
-            **options: Where the model differs from the paper's default.
+        ``options`` say where the model differs from the paper's default. Where weights are given,
+        these are returned instead.
         """
         if self.weights:
             return [model for model in self.given if model.family == family]

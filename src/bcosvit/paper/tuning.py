@@ -35,11 +35,8 @@ HELD_OUT = 0.1
 
 
 def fit_epochs(study: Study, specs: Sequence[RunSpec]) -> tuple[Study, dict[str, Any]]:
-    """Cuts the epochs of all runs by the same share, until training fits into its time.
-
-    Args:
-        study: The study; where it tunes, time is left for the trials.
-        specs: All runs, backbones included.
+    """Cuts the epochs of all runs, backbones included, by the same share, until training (and
+    tuning, where the study tunes) fits into its time.
 
     Returns:
         The study with as many epochs as fit, and a record of the choice.
@@ -88,10 +85,6 @@ def describe_fit(record: Mapping[str, Any]) -> str:
 
 def tune_learning_rates(study: Study, specs: Sequence[RunSpec]) -> tuple[Study, dict[str, Any]]:
     """Chooses the learning rate of every kind of run by trials.
-
-    Args:
-        study: The study.
-        specs: All runs, backbones included.
 
     Returns:
         The study with the chosen rates, and a record of all trials.

@@ -134,18 +134,12 @@ def config_of(path: str | Path) -> Config | None:
 
 
 def initialize(model: Classifier[Any], path: str | Path) -> str:
-    """Loads the weights that training starts from.
+    """Loads the weights that training starts from, and returns a sentence that says what was
+    loaded.
 
     A file of this package with the same kind of model fills the whole model; the head stays new
     where the number of classes differs. A DenseNet, of this package or published by others, fills
     the backbone of a transformer, as does a converted model.
-
-    Args:
-        model: The model to fill.
-        path: A weights file, or the name of a shipped model.
-
-    Returns:
-        A sentence that says what was loaded.
 
     Raises:
         ValueError: The weights do not fit the model.

@@ -241,17 +241,9 @@ class ResumableDataLoader(DataLoader[Batch]):
 
 
 class DataModule(LightningDataModule):
-    """Training and validation batches for this process.
+    """Training and validation batches for this process, by `GlobalBatchSampler`.
 
-    Args:
-        train: Training samples.
-        val: Validation samples.
-        batch_size: Samples per optimizer step, over all processes and accumulated batches.
-        seed: Seed of the training order.
-        num_workers: Worker processes per device.
-        accumulate: Batches per optimizer step in each process.
-        pin_memory: Whether a thread copies batches for a GPU into pinned memory.
-        name_of: The name of the training image at a position, for messages.
+    ``name_of`` returns the name of the training image at a position, for messages.
     """
 
     def __init__(

@@ -67,12 +67,8 @@ def load_device_images(
 class DeviceImageDataset(Dataset[Batch]):
     """Samples of a split, made from the bytes of its images on a device.
 
-    Args:
-        split: Images with a transform, which says what is stored and what is done with it.
-        seed: The seed of the run.
-        device: Where images are stored and batches are made.
-        num_workers: Processes that decode the images once.
-        progress: Called with the number of images that have been read, and of all images.
+    The split's transform says what is stored and what is done with it. ``num_workers`` processes
+    decode the images once.
 
     Raises:
         ValueError: The images do not fit into the free memory.

@@ -108,9 +108,6 @@ class FeatureCache(Dataset[Sample]):
 
     It can be pickled and read by many processes; each opens the files for itself.
 
-    Args:
-        folder: The folder of the cache.
-
     Raises:
         ValueError: There is no cache in the folder, or it is not complete.
     """
@@ -259,11 +256,8 @@ class FrozenPart:
 
 
 def frozen_part(model: AnyModel, *, head_only: bool) -> FrozenPart:
-    """Returns the part of a model whose features are cached.
-
-    Args:
-        model: The model.
-        head_only: Whether the head alone is trained; else the part is a transformer's backbone.
+    """Returns the part of a model whose features are cached: all up to the head where the head
+    alone is trained, else a transformer's backbone.
 
     Raises:
         ValueError: The part is trained.

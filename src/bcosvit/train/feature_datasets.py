@@ -46,16 +46,10 @@ class FeatureDataset(Dataset[Batch]):
 
 
 class DeviceFeatureDataset(Dataset[Batch]):
-    """Batches from a copy of the cache in device memory, equal to those of `FeatureDataset`.
+    """Batches from a copy of a complete cache in device memory, equal to those of `FeatureDataset`.
 
     Features are converted to float32 when their batch is made, so that memory holds what the disk
     does, and a step only transfers a few indices.
-
-    Args:
-        cache: A complete cache.
-        seed: The seed of the run.
-        device: Where features are stored and batches are made.
-        progress: Called with the number of views that have been copied, and of all views.
     """
 
     on_device = True
@@ -168,13 +162,10 @@ def feature_datasets(
 def fits_on_device(
     wanted: bool | None, needed: int, device: torch.device, log: Callable[[str], None]
 ) -> bool:
-    """Decides whether ``needed`` bytes of features are copied to the device.
+    """Decides whether ``needed`` bytes of features are copied to the device; ``wanted`` is the
+    recipe's ``cache_on_device``.
 
-    Args:
-        wanted: The recipe's ``cache_on_device``.
-        needed: Bytes of all features.
-        device: The training device.
-        log: Gets a message where features are left on disk because they do not fit.
+    ``log`` gets a message where features are left on disk because they do not fit.
 
     Raises:
         ValueError: It was asked for, but the features do not fit.

@@ -173,18 +173,8 @@ def resolve(
     init: str | Path | None,
     previous: Plan | None,
 ) -> tuple[Plan, Source]:
-    """Resolves the arguments of `train`.
-
-    Args:
-        data: Images, as `open_source` takes them.
-        model: A model's name or config.
-        recipe: A recipe, or its name.
-        settings: Fields of the recipe and, as ``model.xxx``, of the model.
-        init: Weights to start from.
-        previous: The plan of a run that resumes. What is not given is taken from it.
-
-    Returns:
-        The plan, and the opened images.
+    """Resolves the arguments of `train`; what is not given is taken from the plan of a run that
+    resumes.
 
     Raises:
         ValueError: Something is missing, is not allowed, or deviates from the previous plan.

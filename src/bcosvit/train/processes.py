@@ -26,10 +26,8 @@ class ProcessWatch(Callback):
     """Ends this process of a run, with one sentence, when another one has ended before its time.
 
     The first process watches those that it has started, and they watch the first one. Processes
-    that were started by ``torchrun`` or SLURM are watched by it.
-
-    Args:
-        command: How the run is continued.
+    that were started by ``torchrun`` or SLURM are watched by it. ``command`` is how the run is
+    continued.
     """
 
     def __init__(self, command: str) -> None:

@@ -267,11 +267,8 @@ class Recipe:
         return dataclasses.replace(self, **settings)
 
     def lr_at(self, epoch: float) -> float:
-        """Returns the learning rate at a point of the run.
-
-        Args:
-            epoch: E.g. 1.5 in the middle of the second epoch.
-        """
+        """Returns the learning rate at a point of the run, e.g. 1.5 in the middle of the second
+        epoch."""
         if epoch < self.warmup_epochs:
             return self.learning_rate * epoch / self.warmup_epochs
         if self.schedule == "step":

@@ -74,11 +74,8 @@ class Measured:
 
 
 def choose_workers(device: torch.device, devices: int = 1) -> int:
-    """Returns how many processes load images for each device.
-
-    Args:
-        device: Where the model is trained.
-        devices: Devices of this machine, which share its cores.
+    """Returns how many processes load images for each of a machine's devices, which share its
+    cores.
 
     Examples:
         >>> 1 <= choose_workers(torch.device("cpu")) <= 4
@@ -95,10 +92,7 @@ def choose_parts(batch: int, each: int, fixed: int, free: int) -> int:
         batch: Images of a device's batch.
         each: Bytes per image.
         fixed: Bytes whatever the batch.
-        free: Bytes that are free.
-
-    Returns:
-        The smallest divisor that fits `MEMORY_SHARE` of the memory; ``batch`` where none does.
+        free: Bytes that are free, of which `MEMORY_SHARE` may be used.
 
     Examples:
         >>> choose_parts(64, each=2**20, fixed=0, free=2**30)
@@ -121,13 +115,8 @@ def fit_to_machine(
 ) -> Plan:
     """Chooses what the plan leaves open, and predicts the memory and the time of its run.
 
-    Args:
-        plan: The plan.
-        model: Its model, as training begins with it.
-        train: Its training images.
-        where: The devices. Nothing is measured where there are several, which must agree.
-        folder: The folder of the run.
-        log: Gets the lines that say what was chosen and why, and what the run will take.
+    With several devices, which must agree, nothing is measured. ``log`` gets the lines that say
+    what was chosen and why, and what the run will take.
 
     Returns:
         The plan with numbers for ``cache_views``, ``accumulate_grad_batches`` and ``num_workers``.

@@ -326,14 +326,14 @@ class Task(LightningModule):
 
 
 def mix(batch: Batch, share: float, num_classes: int, seed: tuple[int, ...]) -> Batch:
-    """Mixes some images of a batch with their neighbors (mixup; Zhang et al. 2018).
+    """Mixes some images, or features, of a batch with their neighbors (mixup; Zhang et al. 2018).
 
     Args:
-        batch: Images, or features, and labels.
+        batch: Inputs and labels.
         share: How many of the images are mixed. The neighbor's part is uniform in [0, 1/2], so
             that a label stays that of the larger part.
         num_classes: The number of classes.
-        seed: Numbers that determine which images are mixed, and how.
+        seed: Determines which images are mixed, and how.
 
     Returns:
         The batch with the shares of the classes as ``targets``.
@@ -360,12 +360,9 @@ def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def clip_adaptively(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Clips gradients in place, unit by unit (Brock et al. 2021, Eq. 3).
 
-    A unit is what computes one output: a row of a matrix, a filter of a convolution, a head of a
-    prior. A bias or a scale is one unit as a whole.
-
-    Args:
-        parameters: Parameters, with or without gradients.
-        limit: Largest norm of a unit's gradient, as a share of the norm of its weights.
+    The norm of a unit's gradient is at most the share ``limit`` of the norm of its weights. A unit
+    is what computes one output: a row of a matrix, a filter of a convolution, a head of a prior. A
+    bias or a scale is one unit as a whole.
     """
     for parameter in parameters:
         if parameter.grad is None:
