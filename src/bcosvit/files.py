@@ -32,7 +32,7 @@ LOCK = "-lock"
 """The end of the names of files that are only there to be locked."""
 
 _cleared: set[Path] = set()
-"""Folders without temporary files of processes that are no more."""
+"""Folders in which nothing is left of processes that have ended."""
 
 
 def cache_folder(kind: str) -> Path:
@@ -55,7 +55,7 @@ def make_folder(path: str | Path) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        # That a file is in the way, the system would only hint at.
+        # The system only says that a file exists.
         message = os.strerror(errno.ENOTDIR)
         raise NotADirectoryError(errno.ENOTDIR, message, str(path)) from error
 
@@ -113,13 +113,13 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, path)
     except OSError as error:
-        # A write that fails knows no name.
+        # The error of a write that fails has no file name.
         full = error.filename is None and error.errno in FULL
         if not full and error.filename != str(temporary):
             raise
         raise _error_of(error, path) from error
     except SafetensorError as error:
-        # It tells what the system said in its own words.
+        # It has the number of the system's error in its text.
         number = re.search(r"(?:os error|code:?) (\d+)", str(error))
         if number is None:
             raise
@@ -217,7 +217,7 @@ def _hold(handle: int, path: str | Path) -> None:
             f"Another process is writing to {path}; wait until it ends, or give another --out."
         ) from error
     except OSError:
-        # Some network file systems know no locks.
+        # Some network file systems have no locks.
         return
     _held.add(handle)
 
@@ -285,7 +285,7 @@ def _lock_of(temporary: Path) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Removes the temporary files of processes that are no more."""
+    """Removes the temporary files of processes that have ended."""
     if fcntl is None:
         return
     for left in folder.glob(f".*{PART}*"):
@@ -313,6 +313,6 @@ def _lock(handle: int, *, wait: bool = False) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        # Some network file systems know no locks, so nothing there is taken for left behind.
+        # Some network file systems have no locks; nothing is removed there.
         return False
     return True

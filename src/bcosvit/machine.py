@@ -76,7 +76,7 @@ def choose_batch_size(device: torch.device, image_size: tuple[int, int]) -> int:
     """Returns how many pictures pass through a model at once where no number is asked for.
 
     A GPU needs many to be busy. A CPU is faster with few: larger tensors leave its caches, and
-    the system clears their memory anew for every layer.
+    the system clears their memory for every layer.
 
     Args:
         device: Where the model computes.

@@ -111,7 +111,7 @@ class _Ticking:
         done, now = self.fraction(name), time.monotonic()
         self.name = name
         self.expected = now + (now - self.start) / done * (1 - done) if done else 0.0
-        # The spinner renders this object anew several times a second.
+        # The spinner renders this object several times a second.
         self.status.update(self)  # type: ignore[attr-defined]
 
     def __rich__(self) -> str:

@@ -1,4 +1,4 @@
-"""Safe reading: whatever a file holds, out comes an upright RGB image or an error of one sentence.
+"""Safe reading: any file gives an upright RGB image, or an error of one sentence.
 
 Everything in bcosvit that opens an image uses `read_image`, so that files that are damaged, huge,
 rotated or oddly colored are handled in one place.
@@ -16,7 +16,7 @@ rotated or oddly colored are handled in one place.
   therefore estimated from the header and refused if it is more than 300 MB, and all steps after
   decoding work in strips. Decoders that Pillow has in Python need microseconds for every value, so
   they have a limit of their own.
-* Pillow reads metadata in Python, piece by piece, and partly before it tells the size of the
+* Pillow reads metadata in Python, piece by piece, and partly before it knows the size of the
   picture. How often a file is read is therefore limited. The values of EXIF and TIFF tags may
   overlap, so that a file of one megabyte holds gigabytes of them; Pillow's reader of tags is given
   no more than a file without overlaps needs. This, too, is process-wide.
@@ -152,7 +152,7 @@ class _Limited:
 
 
 def _limit_tags() -> None:
-    """Has Pillow read no more tags of EXIF and TIFF than there can be without overlaps."""
+    """Makes Pillow read no more tags of EXIF and TIFF than there can be without overlaps."""
     load = TiffImagePlugin.ImageFileDirectory_v2.load
 
     @functools.wraps(load)
@@ -461,7 +461,7 @@ def _check_cost(image: ImageFile.ImageFile, full: tuple[int, int], most: float, 
 
 
 def _several_scans(image: JpegImagePlugin.JpegImageFile) -> bool:
-    """Whether a JPEG file tells its components, or their bits, one after the other."""
+    """Whether a JPEG file stores its components, or their bits, one after the other."""
     if "progressive" in image.info:
         return True
     # Pillow has read up to the end of the first scan's header: its length, the number of

@@ -258,7 +258,7 @@ def match_classes(
         first, rest = re.fullmatch(r"(\d*)[-_. ]?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
         means = {by_id.get(rest.casefold()), plain.get(_plain_name(rest))} - {None}
         found = number(first)
-        # Data that count from 1 would otherwise be off by one class without a word.
+        # Data that count from 1 would otherwise be off by one class silently.
         return found if found in means else None
 
     ways = (

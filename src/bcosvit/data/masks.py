@@ -316,7 +316,7 @@ def _draw_voc(path: Path, class_name: str | None) -> Mask | None:
 
 
 class _Coco:
-    """COCO's annotations, read one at a time, of which no more is kept than where they are.
+    """COCO's annotations, read one at a time; only their positions in the file are kept.
 
     Raises:
         SourceError: If the file holds something else, or too much.
@@ -328,7 +328,7 @@ class _Coco:
             if _regular(path).stat().st_size > COCO_BYTES:
                 raise ValueError(f"it is larger than {COCO_BYTES // 10**9} GB")
             self._read()
-        # Whatever is where something else is expected.
+        # What is not as expected raises nearly every kind of exception.
         except Exception as error:
             reason = str(error) if type(error) is ValueError else repr(error)
             raise SourceError(
@@ -431,7 +431,7 @@ class _Text:
         self._file, self._text, self._at, self._first = file, "", 0, 0
 
     def _more(self) -> bool:
-        """Reads on: twice as much as could not be used so far, but no more than an entry has."""
+        """Reads as much again as could not be used so far, up to the size of an entry."""
         self._first, self._text = self._first + self._at, self._text[self._at :]
         self._at = 0
         size = min(max(len(self._text), 1 << 18), ENTRY_BYTES - len(self._text))

@@ -59,7 +59,7 @@ class Member:
     size: int
     label: int | str | None
     split: str | None
-    """The split that the folders in the archive or the shard's name speak of, in lower case."""
+    """The split that the folders in the archive or the shard's name stand for, in lower case."""
 
 
 class ShardReader:
@@ -189,7 +189,7 @@ def _check_pattern(pattern: str) -> None:
 
 def _fetch(address: str, cache: Path | None) -> Path:
     """Copies a remote shard into the cache, completely or not at all, unless it is there."""
-    # The name says which split it is; the hash tells addresses apart.
+    # The name says which split it is; the hash distinguishes addresses.
     names = re.findall(r"[\w.-]+\.tar\b", address) or ["shard.tar"]
     folder = hashlib.sha256(address.encode()).hexdigest()[:16]
     target = (cache or cache_folder("shards")) / folder / names[-1][-100:]
@@ -321,7 +321,7 @@ def _label(data: bytes, ending: str, where: str) -> int | str | None:
 
 
 def _folders(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
-    """For each name the split and the class that its folders speak of."""
+    """For each name the split and the class that its folders stand for."""
     parts = [[p for p in PurePosixPath(name).parts[:-1] if p not in {".", "/"}] for name in names]
     # `tar cf pets.tar pets/` puts one folder around everything.
     while (

@@ -1,7 +1,7 @@
 """The sanity check of Adebayo et al. (NeurIPS 2018): do explanations depend on what was learned?
 
-A copy of the model gets its weights shuffled, so that it knows nothing any more but keeps its
-architecture and the sizes of its weights. A method whose maps stay the same does not explain the
+The weights of a copy of the model are shuffled, so that it has the same architecture and sizes of
+weights but nothing of what was learned. A method whose maps stay the same does not explain the
 model but the image.
 """
 

@@ -390,7 +390,7 @@ def _values(scores: Scores) -> dict[str, dict[str, float]]:
 def ratio_line(
     claim: str, paper: str, number: Resampled, divisor: Resampled, what: str, note: str = ""
 ) -> Headline:
-    """Divides one mean by another, called ``what``, unless that may as well be zero."""
+    """Divides one mean by another, called ``what``, unless its interval holds zero."""
     if divisor.estimate().low <= 0:
         return Headline(claim, paper, f"not defined: {what} is not above zero")
     return Headline.of(claim, paper, number / divisor, ".2f", note)

@@ -3,7 +3,7 @@
 A run has one process per device, and each of them may have processes that read images. The system
 may kill any of them, mostly because memory ran out. The others would wait for it: in a collective
 operation until its timeout, which is half an hour with NCCL. Lightning's own observer ends the
-first process without a word, so it is replaced by threads that say what happened.
+first process without a message, so it is replaced by threads that say what happened.
 """
 
 import os
@@ -96,7 +96,7 @@ def saved(command: str) -> str:
 
 
 def end(message: str) -> None:
-    """Ends this process now: the main thread may wait for a process that is no more."""
+    """Ends this process now: the main thread may be waiting for a process that has ended."""
     if message:
         os.write(2, f"Error: {message}\n".encode())
     os._exit(1)

@@ -357,8 +357,8 @@ def _fixed_bytes(recipe: Recipe, task: Task, *, on_gpu: bool) -> int:
 
 
 def _timed(run: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds of the fastest of some runs, of which slow ones are fewer; the first one, which
-    prepares what others find ready, does not count."""
+    """Seconds of the fastest of a few runs, fewer where they are slow, after one that does not
+    count because it prepares what the others use."""
     run()
     taken: list[float] = []
     while len(taken) < STEPS and sum(taken) < SECONDS:
