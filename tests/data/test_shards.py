@@ -1,5 +1,6 @@
 """Tar shards in every layout that is accepted, and every mistake that is refused."""
 
+import io
 import json
 import os
 import tarfile
@@ -35,6 +36,23 @@ def test_brace_pattern_and_splits_by_shard_name(tmp_path: Path) -> None:
     assert (len(only.train), len(only.val)) == (6, 2)
     with pytest.raises(SourceError, match=r"1 of 4 shards are missing.*train-003\.tar"):
         open_source(f"{tmp_path}/train-{{000..003}}.tar")
+
+
+def test_no_image_is_there_twice(tmp_path: Path) -> None:
+    for i in range(3):
+        tar(tmp_path / f"{i}.tar", class_folders("", {"a": 4, "b": 4}, start=8 * i))
+    # As `tar --append` does it.
+    with tarfile.open(tmp_path / "2.tar", "a") as archive:
+        info = tarfile.TarInfo("a/0.png")
+        info.size = len(png(99))
+        archive.addfile(info, io.BytesIO(png(99)))
+    source = open_source(f"{tmp_path}/{{0..1}}.tar::{tmp_path}/{{1..2}}.tar", val_fraction=0.3)
+    found = keys(source.train) + keys(source.val)
+    assert len(found) == len(set(found)) == 24
+    for split in (source.train, source.val):
+        for image, _, key in split:
+            if key == "2.tar/a/0.png":
+                assert image.getpixel((0, 0)) == color(99)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def _local_shards(data: str, cache: Path | None) -> list[Path]:
             raise SourceError(
                 f"The pattern {data} cannot be expanded ({error}): write a-{{000..012}}.tar."
             ) from error
-    addresses = [address.removeprefix("file://") for address in addresses]
+    # Overlapping patterns would put copies of an image into both splits.
+    addresses = [*dict.fromkeys(address.removeprefix("file://") for address in addresses)]
     paths = [_fetch(a, cache) if _REMOTE.match(a) else Path(a) for a in addresses]
     missing = [path for path in paths if not path.is_file()]
     if missing:
@@ -216,13 +217,14 @@ def _webdataset(module: str) -> Any:
 def _members(shards: Sequence[Path]) -> list[Member]:
     """Every image in the shards; its label is in a ``.cls`` or ``.json`` file beside it, or else it
     is the folder."""
-    images: list[tuple[int, str, int, int]] = []
+    # What is appended to an archive under an old name replaces what was there.
+    images: dict[tuple[int, str], tuple[int, int]] = {}
     sidecars: dict[tuple[int, str], int | str] = {}
     for number, path in enumerate(shards):
         for info, archive in _walk(path):
             stem, _, ending = info.name.rpartition(".")
             if f".{ending.lower()}" in EXTENSIONS:
-                images.append((number, info.name, info.offset_data, info.size))
+                images[number, info.name] = info.offset_data, info.size
             elif ending in {"cls", "json"}:
                 file = archive.extractfile(info)
                 assert file is not None
@@ -233,9 +235,11 @@ def _members(shards: Sequence[Path]) -> list[Member]:
     # webdataset ends a key at the first dot; file names with dots of their own end at the last.
     key_of: Callable[[str], tuple[str | None, str | None]]
     key_of = _webdataset("tariterators").base_plus_ext
-    folders = _folders([image[1] for image in images])
+    folders = _folders([name for _, name in images])
     found = []
-    for (number, name, offset, size), (split, label) in zip(images, folders, strict=True):
+    for ((number, name), (offset, size)), (split, label) in zip(
+        images.items(), folders, strict=True
+    ):
         for key in (key_of(name)[0], name.rpartition(".")[0]):
             label = sidecars.get((number, key or ""), label)
         split = split or _split_of_shard(shards[number])
