@@ -174,7 +174,6 @@ def test_images_without_labels(converted, pictures, tmp_path):
     run = train(data, out=tmp_path / "run", init=named, recipe=drawn)
     # Of the class that the teacher sees.
     assert len([*(run.folder / "explanations").iterdir()]) == 2
-    assert run.rows[0]["val_top1"] >= 0
     assert json.loads(read_metadata(run.weights)[CLASSES_KEY]) == names
     assert "val_energy" not in run.rows[0]
     with pytest.raises(ValueError, match=r"label_weight.*no labels"):
