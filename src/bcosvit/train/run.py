@@ -264,15 +264,14 @@ def _callbacks(
 ) -> list[Callback]:
     recipe = plan.recipe
     callbacks: list[Callback] = [SkippedFiles(folder, *splits)]
-    if plan.model.family == "bcos" and recipe.explain_every:
-        if where.strategy == "fsdp":
-            _print("No images of contributions are drawn with fsdp, which shards the weights.")
-        else:
-            images = folder / "explanations"
-            callbacks.append(
-                ContributionImages(images, splits[1], plan.classes, recipe.explain_every)
-            )
-    if plan.model.family == "bcos" and recipe.localize_every and where.strategy != "fsdp":
+    explains = plan.model.family == "bcos"
+    if explains and where.strategy == "fsdp":
+        explains = False
+        _print("With fsdp, which shards the weights, contributions are neither drawn nor measured.")
+    if explains and recipe.explain_every:
+        images = folder / "explanations"
+        callbacks.append(ContributionImages(images, splits[1], plan.classes, recipe.explain_every))
+    if explains and recipe.localize_every:
         transform = EvalTransform(plan.image_size, recipe.eval_crop)
         # The original split: it knows masks. A label of -1 stays as it is.
         labels = [*range(len(source.classes)), -1]
