@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from bcosvit.data.dataset import Skipped, SourceError, Split, write_skipped
+from bcosvit.data.images import ImageError
 from bcosvit.data.labeled import LabeledImages, labeled_images, match_classes
 from bcosvit.data.scenes import Scenes
 from bcosvit.data.sources import (
@@ -317,6 +318,28 @@ def test_masks_are_cropped_as_the_images_are(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 2})
     plain = open_source(tmp_path)
     assert labeled_images(plain, "val", None, EvalTransform(16)).masks() is None
+
+
+def test_where_an_image_cannot_be_read_the_mask_is_that_of_the_one_shown() -> None:
+    class Stored(Halves):
+        drawn = False
+
+        def __init__(self, length: int) -> None:
+            super().__init__(length)
+            self.image = self.stored
+
+        def stored(self, index: int, at_least: int | None) -> Image.Image:
+            if index == 2:
+                raise ImageError("The image 2 is damaged.")
+            return self.scenes.image(index)
+
+    split = Split(Stored(9))
+    source = Source(name="stored", classes=Scenes.classes, train=split, val=split)
+    images = labeled_images(source, "val", source.classes, EvalTransform(16))
+    assert images[2][2] == images[3][2]
+    mask = images.masks()
+    # The image 2 has no mask of its own, the one in its place has.
+    assert mask is not None and torch.equal(mask(2), mask(3))
 
 
 def test_unreadable_images_of_an_evaluation_are_listed(tmp_path: Path) -> None:

@@ -133,9 +133,10 @@ class LabeledImages(Dataset[tuple[Tensor, int, str]]):
     def _mask(self, index: int) -> Tensor | None:
         number, position = self._places[index]
         split = self.splits[number]
-        if self._mask_files is not None:
+        if self._mask_files is not None or not split.reader.drawn:
             # Of the image that stands in, where this one cannot be read.
             position, image = split.readable(position)
+        if self._mask_files is not None:
             key, label = split.key(position), split.label(position)
             if key not in self._masked:
                 return None
