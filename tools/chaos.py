@@ -50,12 +50,14 @@ class Command:
         arguments: Its arguments; ``{out}`` stands for a folder.
         again: Arguments to continue with; by default the same ones.
         same: Endings of the files that must be the same to the byte.
+        shared: Whether several processes may write to one folder.
     """
 
     name: str
     arguments: tuple[str, ...]
     again: tuple[str, ...] | None = None
     same: tuple[str, ...] = ()
+    shared: bool = False
 
 
 def settings(**values: object) -> list[str]:
@@ -98,7 +100,7 @@ def commands(work: Path) -> list[Command]:
         Command("evaluate", tuple(evaluate), same=(".csv", "summary.json")),
         Command("export", ("--weights", weights, "--out", "{out}/model.onnx")),
         Command("explain", (*explain, "--device", "cpu"), same=(".npz", ".png", ".json")),
-        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors")),
+        Command("reproduce", tuple(reproduce), same=(".csv", "best.safetensors"), shared=True),
         Command("audit", (*audit, "--device", "cpu"), same=(".csv", ".npz", ".json")),
     ]
 
@@ -326,8 +328,14 @@ def holds_lock(process: int, out: Path) -> bool:
 def two_at_once(command: Command, reference: Path, out: Path) -> tuple[list[str], str]:
     """Stops a command while it holds its lock, gives it a second time, and lets the first go on.
 
-    So that they overlap for certain: the second has to be refused, and the first is undisturbed.
+    So that they overlap for certain: the second has to be refused, and the first is undisturbed. Of
+    a command that shares its folder, both have to end with the same results.
     """
+    if command.shared:
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(run, [arguments(command, out)] * 2))
+        wrong = [f"one failed: {done.stderr[-200:]}" for done in both if done.returncode]
+        return wrong + broken(out) + differences(command, reference, out), "both at work"
     line, options = arguments(command, out), {"stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

@@ -99,6 +99,17 @@ def test_of_several_processes_one_trains_a_run_and_the_others_wait(tmp_path, mon
     assert said == ["Waiting for another process, which trains bcos_vit_ti_38"]
 
 
+def test_where_the_disk_has_no_locks_runs_are_trained_all_the_same(tmp_path, monkeypatch):
+    def acquire(self, timeout=None):
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    trained = []
+    monkeypatch.setattr(runs.FileLock, "acquire", acquire)
+    monkeypatch.setattr(runs, "_train_run", lambda study, spec: trained.append(spec))
+    runs.train_run(study_of(tmp_path), BCOS)
+    assert trained == [BCOS]
+
+
 def test_two_commands_may_make_parts_of_a_figure_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduction, "train_runs", lambda study, specs: None)
     data = "scenes?size=32&train=16&val=8"

@@ -23,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -162,12 +162,14 @@ def train_run(study: Study, spec: RunSpec) -> None:
     """
     lock = FileLock(study.out / ".locks" / f"{run_name(study, spec)}.lock")
     make_folder(study.out / ".locks")
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        study.log(f"Waiting for another process, which trains {spec.label}")
-        held = lock.acquire()
-    with held:
+    with ExitStack() as held:
+        # Some network file systems have no locks.
+        with suppress(NotImplementedError):
+            try:
+                held.enter_context(lock.acquire(timeout=0))
+            except Timeout:
+                study.log(f"Waiting for another process, which trains {spec.label}")
+                held.enter_context(lock.acquire())
         if run_record(study, spec) is None:
             _train_run(study, spec)
 
