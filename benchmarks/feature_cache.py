@@ -84,7 +84,7 @@ def main() -> None:
             first = number % 2 * given.batch
             batch = range(first, first + given.batch)
             slow.append(from_images(lambda batch=batch: stack([pictures[i] for i in batch])))
-            fast.append(from_features(lambda batch=batch: stack([cache[i][:2] for i in batch])))
+            fast.append(from_features(lambda batch=batch: stack([cache[i, 0] for i in batch])))
         rates = [given.batch / median(times[1:]) for times in (slow, fast)]
     print(f"{given.model}, batch {given.batch}, {torch.get_num_threads()} thread(s), CPU")
     print(f"building the cache    {len(source) / build:8.1f} images/s, {needed >> 20} MiB on disk")

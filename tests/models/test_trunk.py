@@ -333,7 +333,7 @@ def test_features_are_cached(tmp_path) -> None:
     model = alive(create_model("bcos_vit_ti", backbone=trunk(torch.float32), **SMALL)).eval()
     options = {"views": 1, "folder": tmp_path, "max_bytes": 10**6}
     cache = FeatureCache.build(model, Views(), **options)
-    features = torch.stack([cache[index][0] for index in range(2)])
+    features = torch.stack([cache[index, 0][0] for index in range(2)])
     assert features.shape == (2, 6, 4, 4)
     torch.testing.assert_close(model.from_features(features), model(images), rtol=1e-2, atol=1e-4)
 

@@ -42,8 +42,6 @@ from bcosvit.train.feature_files import (
     check_space,
 )
 
-Sample = tuple[Tensor, int, int]
-"""Features [c, h, w] in float32, label, index."""
 Progress = Callable[[int, int], None]
 """Takes how much is done, and how much there is to do."""
 
@@ -103,8 +101,8 @@ class SplitViews:
         return image, label
 
 
-class FeatureCache(Dataset[Sample]):
-    """A complete cache: ``cache[index, view]``, or ``cache[index]`` where there is one view.
+class FeatureCache:
+    """A complete cache: ``cache[index, view]`` are the features of a view, and its label.
 
     It can be pickled and read by many processes; each opens the files for itself.
 
@@ -192,16 +190,12 @@ class FeatureCache(Dataset[Sample]):
     def __len__(self) -> int:
         return self._files.layout.images
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Sample:
-        if not isinstance(key, tuple) and self.views > 1:
-            raise ValueError(
-                f"The cache has {self.views} views of each image; use cache[index, view] "
-                f"(view_of returns the view that an epoch uses)."
-            )
-        index, view = key if isinstance(key, tuple) else (key, 0)
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        """Returns the features of a view in float32, and its label."""
+        index, view = key
         if not (0 <= index < len(self) and 0 <= view < self.views):
             raise IndexError(f"image {index}, view {view} of {len(self)} images × {self.views}")
-        return *self._files.read(index, view), index
+        return self._files.read(index, view)
 
 
 class _Views(Dataset[tuple[Tensor, int]]):
