@@ -26,6 +26,7 @@ import bcosvit
 from bcosvit.attribution.color import color_image
 from bcosvit.data.images import to_tensor
 from bcosvit.data.scenes import Scenes
+from bcosvit.messages import percent
 from bcosvit.metrics.grid_pointing import grid_images
 from bcosvit.models import Classifier
 from bcosvit.nn import BcosEncoding, BcosLinear, frozen_view
@@ -72,7 +73,7 @@ def photographs() -> None:
         for row, label in enumerate(found.target.tolist()):
             name, sure = predictor.class_names[label], found.probabilities[label].item()
             tiles += [
-                Tile(image=contribution_image(exact.map[row]), label=f"{name}, {sure:.0%}"),
+                Tile(image=contribution_image(exact.map[row]), label=f"{name} {percent(sure)}"),
                 Tile(image=on_white(colors(exact, row)), label=f"W(x) of {name}"),
             ]
         rows.append(tiles)

@@ -144,6 +144,19 @@ def test_panels_have_room_for_all():
         panel([])
 
 
+def test_long_labels_are_wrapped_rather_than_cut():
+    tile = np.full((20, 20, 3), 255, np.uint8)
+
+    def drawn(label):
+        return panel([[Tile(image=tile, label=label)]], cell=224)
+
+    wrapped = drawn("Egyptian cat rather than tiger cat")
+    assert wrapped.tobytes() != drawn("Egyptian cat rather than tiger").tobytes()
+    assert wrapped.height > drawn("Egyptian cat").height
+    file = "holidays_2026_number_00000293.jpg"
+    assert drawn(file).tobytes() != drawn(file.replace(".jpg", ".png")).tobytes()
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

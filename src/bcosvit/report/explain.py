@@ -385,20 +385,19 @@ def sheet_rows(
     rows = []
     photo, scales = photo_image(found.image), _scales(found, joint)
     for row, label in enumerate(found.target.tolist()):
-        name = class_names[label]
-        shown = f"{name} {percent(found.probabilities[label].item())}"
+        shown = f"{class_names[label]} {percent(found.probabilities[label].item())}"
         if versus is not None:
-            name = shown = f"{name} rather than {class_names[versus[row]]}"
+            shown = f"{class_names[label]} rather than {class_names[versus[row]]}"
         tiles = [Tile(image=photo, label=found.name)]
         for method, attribution in found.attributions.items():
             map_, scale = attribution.map[row], scales[method][row]
             image = method_image(method, map_, scale)
-            tiles.append(Tile(image=image, label=f"{name}: {method_title(method)}"))
+            tiles.append(Tile(image=image, label=method_title(method)))
             if len(tiles) == 2:
                 over = overlay_image(photo, method, map_, scale)
                 tiles.append(Tile(image=over, label=shown))
         if (weights := weight_image(found.exact, row)) is not None:
-            tiles.append(Tile(image=weights, label=f"{name}: W(x) in color"))
+            tiles.append(Tile(image=weights, label="W(x) in color"))
         rows.append(tiles)
     return rows
 

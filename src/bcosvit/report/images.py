@@ -38,7 +38,7 @@ _BLUE_WHITE_RED = ("#2148c4", "#ffffff", "#ce1826")
 _LEVELS = 255
 # Of the gray photo below an overlay: on black, dark red and blue would not be seen.
 _FLOOR = 110
-_GAP, _MARGIN, _LINE, _TEXT = 8, 12, 18, 13
+_GAP, _MARGIN = 8, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +290,12 @@ def panel(rows: Sequence[Sequence[Tile]], *, cell: int = 192) -> Image.Image:
     """
     if not rows or not all(rows):
         raise ValueError("A panel needs at least one row, and a tile in each.")
-    font = _font()
+    text = max(13, cell // 13)
+    font, line = _font(text), round(1.4 * text)
+    labels = [[_lines(tile.label, cell, font) for tile in row] for row in rows]
+    lines = max(len(each) for row in labels for each in row)
     columns = max(len(row) for row in rows)
-    line = _LINE if any(tile.label for row in rows for tile in row) else 0
-    step_x, step_y = cell + _GAP, cell + line + _GAP
+    step_x, step_y = cell + _GAP, cell + lines * line + _GAP
     size = (2 * _MARGIN + columns * step_x - _GAP, 2 * _MARGIN + len(rows) * step_y - _GAP)
     canvas = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(canvas)
@@ -304,8 +306,9 @@ def panel(rows: Sequence[Sequence[Tile]], *, cell: int = 192) -> Image.Image:
             canvas.paste(
                 picture, (left + (cell - picture.width) // 2, top + (cell - picture.height) // 2)
             )
-            text = _shortened(tile.label, cell, font)
-            draw.text((left + cell / 2, top + cell + 3), text, "#333333", font, anchor="ma")
+            for place, part in enumerate(labels[y][x]):
+                at = (left + cell / 2, top + cell + 3 + place * line)
+                draw.text(at, part, "#333333", font, anchor="ma")
     return canvas
 
 
@@ -365,16 +368,23 @@ def _scaled(image: RGB, cell: int) -> Image.Image:
 
 
 @cache
-def _font() -> ImageFont.FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which comes with matplotlib: Pillow's own font has neither é nor ×."""
     import matplotlib
 
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), _TEXT)
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)
 
 
-def _shortened(label: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+def _lines(label: str, width: int, font: ImageFont.FreeTypeFont) -> list[str]:
+    """A label in up to two lines, the second of which is shortened where it is too long."""
     if font.getlength(label) <= width:
-        return label
-    while label and font.getlength(label + "…") > width:
-        label = label[:-1]
-    return label + "…"
+        return [label] if label else []
+    fits = next(n for n in range(len(label), 0, -1) if n == 1 or font.getlength(label[:n]) <= width)
+    # Between two words, else within a long one.
+    fits = label.rfind(" ", 0, fits + 1) if " " in label[: fits + 1] else fits
+    first, rest = label[:fits], label[fits:].strip()
+    if font.getlength(rest) > width:
+        while rest and font.getlength(rest + "…") > width:
+            rest = rest[:-1]
+        rest += "…"
+    return [first, rest]
