@@ -280,6 +280,24 @@ def test_mistaken_paths(weights, tmp_path):
         find_pictures([])
 
 
+@pytest.mark.parametrize("option", ["out", "json"])
+def test_pictures_are_not_replaced_by_results(weights, pictures, tmp_path, option):
+    picture = pictures / "0000.png"
+    before = picture.read_bytes()
+    with pytest.raises(ValueError, match="one of the pictures"):
+        explain_pictures([pictures], weights, **{"out": None, option: picture})
+    assert picture.read_bytes() == before
+    with pytest.raises(ValueError, match="give a name in"):
+        explain_pictures([pictures], weights, **{"out": None, option: tmp_path / "maps.png"})
+
+
+def test_two_results_are_not_one_file(weights, pictures, tmp_path):
+    same = tmp_path / "results"
+    with pytest.raises(ValueError, match="same file"):
+        explain_pictures([pictures], weights, out=same, json=same)
+    assert not same.exists()
+
+
 def test_weights_that_do_not_fit_their_names(pictures, tmp_path):
     weights = write_weights(tmp_path / "m.safetensors", num_classes=3)
     with pytest.raises(ValueError, match="names 5 classes, but its model has 3"):

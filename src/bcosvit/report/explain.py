@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def explain_pictures(
     if top is not None and top < 1:
         raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
     paths = find_pictures(inputs)
+    _check_files(paths, out, json)
     predictor = Predictor.load(weights, device)
     chosen = predictor.methods(methods)
     targets = None if classes is None else predictor.find_classes(classes)
@@ -183,6 +185,23 @@ def explain_pictures(
         predictions=tuple(predictions),
         note=probability_note(predictor),
     )
+
+
+def _check_files(
+    pictures: Sequence[tuple[str, Path]], out: str | Path | None, json: str | Path | None
+) -> None:
+    """Refuses files that would replace a picture or each other, or whose endings are wrong."""
+    given = {path.resolve() for _, path in pictures}
+    for path, ending in ((out, ".html"), (json, ".json")):
+        if path is None:
+            continue
+        if Path(path).resolve() in given:
+            raise ValueError(f"{path} is one of the pictures and would be replaced; give another.")
+        guessed = guess_type(Path(path).name)[0]
+        if guessed is not None and not guessed.endswith(ending[1:]):
+            raise ValueError(f"{path} is written as {ending[1:].upper()}; give a name in {ending}.")
+    if out is not None and json is not None and Path(out).resolve() == Path(json).resolve():
+        raise ValueError(f"The report and the numbers have the same file {out}; give two.")
 
 
 def probability_note(predictor: Predictor) -> str:
