@@ -84,6 +84,12 @@ def test_pictures_of_any_form_are_the_same_input(model, photo):
         (3, "int is no picture"),
         (torch.rand(16, 16), "shape"),
         (np.full((4, 4, 3), 2.0), r"\[0, 1\]"),
+        (np.full((4, 4, 3), 256), r"\[0, 255\]"),
+        (np.full((4, 4, 3), -1), r"\[0, 255\]"),
+        (np.full((4, 4, 3), 1j), "complex128 is no picture"),
+        (np.full((4, 4, 3), "a"), "is no picture"),
+        (np.zeros((4, 4, 5), np.uint8), "is no picture"),
+        (np.zeros((0, 4, 3), np.uint8), "is no picture"),
         ([], "no pictures"),
         (torch.rand(1, 3, 0, 0), "no pixels"),
         (torch.rand(1, 3, 16, 16).to_sparse(), "to_dense"),
@@ -102,10 +108,25 @@ def test_wrong_classes(model, photo, target):
         bcosvit.explain(model, photo, target)
 
 
+def test_arrays_of_other_integers_and_of_booleans(model):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3))
+    expected = bcosvit.explain(model, pixels.astype(np.uint8)).map
+    for dtype in (np.int64, np.uint16):
+        assert torch.equal(bcosvit.explain(model, pixels.astype(dtype)).map, expected)
+    mask = pixels[..., 0] > 100
+    white = bcosvit.explain(model, 255 * mask.astype(np.uint8)).map
+    assert torch.equal(bcosvit.explain(model, mask).map, white)
+
+
 @pytest.mark.parametrize("method", [None, 3, b"inherent"])
 def test_what_is_no_method(model, photo, method):
     with pytest.raises(ValueError, match="is no method"):
         bcosvit.explain(model, photo, method=method)
+
+
+def test_no_method(model, photo):
+    with pytest.raises(ValueError, match="No method is given; choose from inherent"):
+        bcosvit.explain(model, photo, method=[])
 
 
 def test_classes_by_name(model, photo):
@@ -146,6 +167,8 @@ def test_plots(model, photo, tmp_path):
         np.testing.assert_array_equal(arrays["map_inherent"], a.map)
     with pytest.raises(ValueError, match=r"\.png"):
         a.save(tmp_path / "a.docx")
+    with pytest.raises(ValueError, match="size = 0"):
+        a.plot(size=0)
     assert a._repr_html_().startswith("<img")
 
 
@@ -178,6 +201,18 @@ def test_like_a_pipeline(weights, photo):
     assert [each["label"] in NAMES for each in found] == [True, True]
     assert found[0]["score"] >= found[1]["score"]
     assert predictor([photo, photo], top_k=2) == [found, found]
+    with pytest.raises(ValueError, match="top_k = 0"):
+        predictor(photo, top_k=0)
+
+
+def test_what_predictors_refuse(model, photo):
+    with pytest.raises(ValueError, match="5 classes, not 2"):
+        bcosvit.Predictor.of(model, ["cat", "dog"])
+    predictor = bcosvit.Predictor.of(model)
+    with pytest.raises(ValueError, match=r"Predictor\.read"):
+        predictor.explain(photo)
+    with pytest.raises(ValueError, match="find_classes"):
+        predictor.explain(predictor.read(photo), ["tabby"])
 
 
 def test_like_timm():

@@ -247,6 +247,8 @@ def explain(
     if isinstance(method, str) and method == "all":
         method = explainers(model)
     if isinstance(method, Sequence) and not isinstance(method, str):
+        if not method:
+            raise ValueError(f"No method is given; choose from {', '.join(explainers(model))}.")
         if versus is not None:
             raise ValueError("versus compares two classes by one method; give one method.")
         several = explain_all(model, batch.images, classes, method, strict=strict)
@@ -358,6 +360,8 @@ def _rather(
 
 
 def _plot(found: Mapping[str, ImageAttribution], size: int | None = None) -> Image.Image:
+    if size is not None and size < 1:
+        raise ValueError(f"size = {size} is not allowed: give an integer >= 1.")
     first = next(iter(found.values()))
     rows = []
     for index in range(len(first.images)):

@@ -223,8 +223,13 @@ class Predictor:
 
         Returns:
             The predictor. Training ``model`` further does not change it.
+
+        Raises:
+            ValueError: If there are more or fewer names than classes.
         """
         names = names_of(model) if class_names is None else tuple(class_names)
+        if len(names) != (count := model.config.num_classes):
+            raise ValueError(f"The model has {count} classes, not {len(names)}: give their names.")
         transform = unwrapped(model).transform
         return cls(
             model=prepared_view(model),
@@ -292,6 +297,8 @@ class Predictor:
             >>> predictor("photo.jpg", top_k=1)[0].keys()
             dict_keys(['label', 'score'])
         """
+        if top_k < 1:
+            raise ValueError(f"top_k = {top_k} is not allowed: give an integer >= 1.")
         batch = prepare_images(self.model, images, self.transform)
         with torch.no_grad():
             probabilities = confidence(self.model, self.model(batch.images))
@@ -420,10 +427,22 @@ class Predictor:
         Raises:
             ValueError: Contributions miss a logit, and ``strict`` is set.
         """
+        for each in images:
+            if not isinstance(each, Tensor):
+                raise ValueError(
+                    f"A {type(each).__name__} is no input of the model: give what `Predictor.read` "
+                    f"returns, or call bcosvit.explain, which takes pictures of any form."
+                )
         batch = torch.stack(tuple(images)).to(next(self.model.parameters()))
         target: Target = Top(top)
         if classes is not None:
-            target = torch.tensor([list(each) for each in classes], device=self.device)
+            try:
+                target = torch.tensor([list(each) for each in classes], device=self.device)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"classes = {classes!r} are not numbers, as many for each picture; "
+                    f"`Predictor.find_classes` finds those of names."
+                ) from error
         chosen = self.methods() if methods is None else methods
         found = explain_all(self.model, batch, target, chosen, strict=strict)
         first = next(iter(found.values()), None)
@@ -579,24 +598,34 @@ def _input(picture: Any, transform: EvalTransform) -> Tensor:
         return transform(read_image(picture, at_least=transform.at_least))
     if isinstance(picture, Image.Image):
         return transform(upright_rgb(picture))
-    if isinstance(picture, np.ndarray) and picture.ndim in (2, 3):
+    if isinstance(picture, np.ndarray) and picture.ndim in (2, 3) and picture.size:
         if picture.ndim == 3 and picture.shape[0] == 3 and picture.shape[2] not in (1, 3, 4):
             picture = np.moveaxis(picture, 0, 2)
         if picture.ndim == 3 and picture.shape[2] == 1:
             picture = picture[..., 0]
-        if picture.dtype.kind == "f":
-            if not (np.isfinite(picture).all() and picture.min() >= 0 and picture.max() <= 1):
-                raise ValueError(
-                    "An array of floats has values outside [0, 1]; divide bytes by 255, and do "
-                    "not normalize: the model does."
-                )
-            picture = np.rint(255 * picture)
-        return transform(upright_rgb(Image.fromarray(picture.astype(np.uint8))))
-    shape = f" of shape {list(picture.shape)}" if hasattr(picture, "shape") else ""
+        if picture.dtype.kind in _FULL and (picture.ndim == 2 or picture.shape[2] <= 4):
+            return transform(upright_rgb(Image.fromarray(_as_bytes(picture))))
+    shape = ""
+    if isinstance(picture, np.ndarray | Tensor):
+        shape = f" of shape {list(picture.shape)} and dtype {picture.dtype}"
     raise ValueError(
         f"A {type(picture).__name__}{shape} is no picture; give a path, a PIL image, an array "
         f"[H, W, 3], a tensor [3, H, W], or a list of them."
     )
+
+
+_FULL = {"b": 1, "f": 1, "u": 255, "i": 255}
+"""What full color is in arrays of these kinds."""
+
+
+def _as_bytes(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    full = _FULL[picture.dtype.kind]
+    if not (np.isfinite(picture).all() and picture.min() >= 0 and picture.max() <= full):
+        raise ValueError(
+            f"An array of {picture.dtype} has values outside [0, {full}]; give floats from 0 to 1 "
+            f"or bytes, and do not normalize: the model does."
+        )
+    return np.rint(255 / full * picture).astype(np.uint8)
 
 
 def choose_device(device: str) -> torch.device:
