@@ -152,7 +152,9 @@ def percent(share: float) -> str:
     """Formats a share as a percentage, and small shares not as zero.
 
     Example:
-        >>> percent(0.9312), percent(0.0001)
-        ('93.1 %', '< 0.1 %')
+        >>> percent(0.9312), percent(0.0001), percent(-0.25)
+        ('93.1 %', '< 0.1 %', '−25.0 %')
     """
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+    if 0 < abs(share) < 0.0005:
+        return "< 0.1 %" if share > 0 else "> −0.1 %"
+    return f"{100 * share + 0.0:.1f} %".replace("-", "−")

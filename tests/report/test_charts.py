@@ -1,5 +1,6 @@
 """Charts as SVG that fits into a page."""
 
+import itertools
 import re
 
 from bcosvit.metrics import BarChart, CurveChart, Estimate
@@ -61,3 +62,17 @@ def test_the_highest_comes_first():
     order = re.findall(r"<text[^>]*>(Inherent contributions|Random map)</text>", charts()[0])
     # Matplotlib counts upwards, so what is drawn last stands on top.
     assert order == ["Random map", "Inherent contributions"]
+
+
+def test_ticks_of_small_numbers_do_not_overlap():
+    """In the size in which they are drawn, with titles of methods beside them."""
+    small = {
+        "inherent": Estimate(mean=0.001, low=-0.0043, high=0.0041, count=3),
+        "smoothgrad": Estimate(mean=0.0066, low=0.006, high=0.0073, count=3),
+    }
+    drawn = draw_chart(BarChart(name="one", axis="area", values=small))
+    ticks = re.findall(r' x="([\d.]+)"[^>]*>[^<\d]*[\d.]+</text>', drawn)
+    places = sorted(map(float, ticks))
+    assert len(places) >= 2
+    # A text of seven characters in 11 points.
+    assert min(b - a for a, b in itertools.pairwise(places)) > 7 * 0.65 * 11

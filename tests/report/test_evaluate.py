@@ -112,7 +112,8 @@ def test_every_metric_on_a_page(tmp_path):
     table = Console(width=200, file=io.StringIO(), force_terminal=False)
     table.print(evaluation_table(found))
     printed = table.file.getvalue()
-    assert str(found["perturbation"].abc["ixg"]) in printed
+    mean, interval = str(found["perturbation"].abc["ixg"]).split(" ", 1)
+    assert f" {mean} " in printed and interval in printed
     assert str(found.accuracy.top1) in printed
 
 
@@ -235,5 +236,5 @@ def test_classes_and_mistakes(weights, tmp_path):
     wrong.sort(key=lambda image: (image.log_odds, image.key))
     keys = re.findall(r"labeled [^<]*%; ([^<]*)</span></h3>", section)
     assert keys == [image.key for image in wrong[:12]]
-    panels = re.findall(r'<div class="panels">(.*?)</div>', section, re.DOTALL)
+    panels = re.findall(r'<div class="panels three">(.*?)</div>', section, re.DOTALL)
     assert [panel.count("<img") for panel in panels] == [3] * 12

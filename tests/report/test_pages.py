@@ -1,13 +1,16 @@
 """Pages: escaped, complete or absent, and readable in light and dark."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 import bcosvit
+from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.report.images import MapFigure, Picture
 from bcosvit.report.pages import macros, stream_page
 from bcosvit.report.provenance import Provenance
+from bcosvit.report.tables import confusion_matrix
 from tests.report.support import Page
 
 EVIL = "<script>alert(\"x\")</script> & 'more'"
@@ -110,3 +113,20 @@ def test_contrast(surroundings, ink, ground):
 
     low, high = sorted([color(ink), color(ground)])
     assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_confusion_matrices_hold_what_is_taken_for_what():
+    labels, predicted = [0, 0, 0, 2, 2], [0, 2, 3, 2, 0]
+    found = class_accuracies(labels, predicted)
+    matrix = confusion_matrix(found)
+    assert matrix == ([0, 2, 3], [[1, 1, 1], [1, 1, 0]])
+    shown = parts().confusion_table(matrix, found, ["cat", "dog", "fox", EVIL])
+    assert re.findall(r">(\d*)</td>", shown) == ["", "1", "1", "1", "1", "1", ""]
+    assert "<script" not in shown
+    assert confusion_matrix(class_accuracies(range(21), range(21))) is None
+
+
+def test_intervals_are_below_accuracies():
+    shown = parts().accuracy_table(class_accuracies([1, 1], [1, 0]), ["cat", EVIL])
+    assert "50.0 %<small>" in shown
+    assert "cat (1)" in shown and "<script" not in shown

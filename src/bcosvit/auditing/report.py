@@ -31,6 +31,7 @@ from bcosvit.predictor import Predictor
 from bcosvit.report.images import RGB, Picture, on_white, photo_image
 from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
+from bcosvit.report.tables import confusion_matrix
 
 REPORT, SUMMARY, PICTURES = "report.html", "audit.json", "pictures"
 SUMMARY_BYTES = 200_000_000
@@ -49,8 +50,6 @@ LISTED = 8
 """Suspicions that are shown."""
 DETAILED = 100
 """Classes of which clusters are shown; tables have all."""
-CONFUSED = 20
-"""Classes up to which the confusion matrix is shown whole."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -447,7 +446,7 @@ def _view(audit: Audit, gallery: _Gallery) -> dict[str, Any]:
         "suspicions": [_suspicion(audit, gallery, each) for each in audit.suspicions[:LISTED]],
         "classes": [_class(gallery, each, evidence) for each in _detailed(audit)],
         "accuracies": audit.accuracies,
-        "confusion": _confusion(audit) if len(audit.classes) <= CONFUSED else None,
+        "confusion": confusion_matrix(audit.accuracies),
         "groups": [
             {
                 "group": group,
@@ -530,17 +529,6 @@ def _mistake(gallery: _Gallery, evidence: Evidence, mistake: Mistake) -> dict[st
         "number": number,
         "shown": [gallery.whole(number), gallery.overlay(number, difference)],
     }
-
-
-def _confusion(audit: Audit) -> tuple[list[int], list[list[int]]]:
-    """Labels of rows and columns, and how often each was predicted for each."""
-    evidence = audit.evidence
-    names = np.unique(np.concatenate([evidence.label, evidence.predicted]))
-    counts = [
-        [int(((evidence.label == a) & (evidence.predicted == b)).sum()) for b in names]
-        for a in names
-    ]
-    return names.tolist(), counts
 
 
 def _where(often: Array, alt: str) -> Picture:

@@ -66,7 +66,7 @@ def audit(
     from bcosvit.auditing.report import REPORT
     from bcosvit.auditing.run import audit as run_audit
     from bcosvit.machine import keep_freed_memory
-    from bcosvit.messages import counted
+    from bcosvit.messages import counted, percent
     from bcosvit.settings import parse_values
 
     keep_freed_memory()
@@ -94,12 +94,18 @@ def audit(
     if json:
         Console().print_json(data=found.summary())
         return
-    table = Table("Suspicion", "Class", "Copied", "Control", "Removed", "Control", "p")
+    table = Table(
+        *("Suspicion", "Class", "Copied", "Control", "Removed", "Control", "p"),
+        caption="Copied: pictures that turn into the class when they get the cue. "
+        "Removed: pictures that leave it when they lose the cue. "
+        "Control: the same with other places.",
+        caption_justify="left",
+    )
     for each in found.suspicions[:5]:
         numbers = (each.turned, each.turned_control, each.lost, each.lost_control)
         style = "bold red" if each.significant else None
         row = [each.cue.name, escape(each.class_name)]
-        row += [f"{number:.0%}" for number in numbers]
+        row += [percent(number) for number in numbers]
         table.add_row(*row, f"{each.p_corrected:.2g}", style=style)
     if found.suspicions:
         Console().print(table)

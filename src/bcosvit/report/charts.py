@@ -48,6 +48,7 @@ def draw_bars(chart: BarChart) -> Markup:
             axes.axvline(chance, color=INK, linestyle=(0, (3, 3)), linewidth=1)
         else:
             axes.axvline(0, color=INK, linewidth=0.8)
+        axes.locator_params(axis="x", nbins=4)
         axes.set_yticks(range(len(ordered)), [method_title(method) for method, _ in ordered])
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(axis if chance is None else f"{axis} (dashed: chance, {chance:.2g})")

@@ -31,7 +31,7 @@ from bcosvit.metrics import (
     evaluate,
     obstacles,
 )
-from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
+from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 from bcosvit.progress import PlainLines
@@ -39,7 +39,7 @@ from bcosvit.report.charts import draw_chart
 from bcosvit.report.images import Picture, overlay_image, photo_image
 from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
-from bcosvit.report.tables import metric_columns
+from bcosvit.report.tables import confusion_matrix, metric_columns
 
 REPORT = "report.html"
 PRECISIONS = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -156,16 +156,13 @@ def evaluate_weights(
 
 
 MISTAKES = 12
-"""The most confident mistakes that a report explains."""
-
-MATRIX = 20
-"""Classes up to which the confusion matrix is shown."""
+"""Mistakes that a report explains."""
 
 
 def explain_mistakes(
     predictor: Predictor, pictures: Images, found: Evaluation, method: str
 ) -> list[dict[str, Any]]:
-    """Explains the most confident mistakes, for the class that was predicted and for the label.
+    """Explains the mistakes whose label the model finds least likely.
 
     Args:
         predictor: The model.
@@ -174,7 +171,7 @@ def explain_mistakes(
         method: The explanation method.
 
     Returns:
-        What the report shows of each.
+        What the report shows of each: it is explained for the predicted class and for the label.
     """
     wrong = [image for image in found.accuracy.predictions if not image.correct]
     wrong.sort(key=lambda image: (image.log_odds, image.key))
@@ -192,9 +189,12 @@ def explain_mistakes(
                     each.probabilities[n].item() for n in (image.predicted, image.label)
                 ],
                 "pictures": [
-                    Picture.of(photo, image.key),
+                    (Picture.of(photo, image.key), "Picture"),
                     *(
-                        Picture.of(overlay_image(photo, method, map_), f"Evidence for {name}")
+                        (
+                            Picture.of(overlay_image(photo, method, map_), f"Evidence for {name}"),
+                            f"For {name}",
+                        )
                         for map_, name in zip(maps, classes, strict=True)
                     ),
                 ],
@@ -227,6 +227,8 @@ def write_report(
         mistakes: What `explain_mistakes` returns.
     """
     columns, methods = metric_columns(found), found.settings["methods"]
+    seen = found.accuracy.predictions if class_names else []
+    accuracies = class_accuracies([p.label for p in seen], [p.predicted for p in seen])
     write_page(
         path,
         "report/templates/evaluate.html.jinja",
@@ -246,15 +248,10 @@ def write_report(
         left_out=[(_title(name), reason) for name, reason in (left_out or {}).items()],
         skipped=skipped,
         class_names=class_names,
-        accuracies=_accuracies(found) if class_names else [],
-        show_matrix=len(class_names) <= MATRIX,
+        accuracies=accuracies,
+        confusion=confusion_matrix(accuracies),
         mistakes=mistakes,
     )
-
-
-def _accuracies(found: Evaluation) -> list[ClassAccuracy]:
-    predictions = found.accuracy.predictions
-    return class_accuracies([p.label for p in predictions], [p.predicted for p in predictions])
 
 
 @dataclass(frozen=True, kw_only=True)

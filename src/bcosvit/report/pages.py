@@ -44,6 +44,7 @@ def environment() -> Environment:
         "counted": counted,
         "percent": percent,
         "pretty": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        "number": number,
         "signed": signed,
         "method_title": method_title,
         "method_color": method_color,
@@ -113,10 +114,21 @@ def signed(value: float, digits: int = 4) -> str:
     """Formats a number with its sign, and a minus that is as wide as a plus.
 
     Example:
-        >>> signed(-1.5)
-        '−1.5000'
+        >>> signed(-1.5), signed(-1e-9)
+        ('−1.5000', '+0.0000')
     """
-    return f"{value:+.{digits}f}".replace("-", "−")
+    # A zero that is negative by rounding has no minus.
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Formats a number as `signed` does, without a plus.
+
+    Example:
+        >>> number(-1.5), number(-1e-9)
+        ('−1.500', '0.000')
+    """
+    return signed(value, digits).removeprefix("+")
 
 
 def cell(value: object) -> str:

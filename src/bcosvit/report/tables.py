@@ -1,13 +1,37 @@
-"""Tables for the terminal."""
+"""What tables show, in the terminal and on pages."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from bcosvit.metrics import Estimate, Evaluation
+from bcosvit.metrics.accuracy import ClassAccuracy
 from bcosvit.models.summary import ModelSummary
+from bcosvit.report.pages import cell
+
+MATRIX = 20
+"""Classes up to which a confusion matrix is shown."""
+
+
+def confusion_matrix(
+    accuracies: Sequence[ClassAccuracy],
+) -> tuple[list[int], list[list[int]]] | None:
+    """Counts how often pictures of each class are taken for each class.
+
+    Args:
+        accuracies: What is predicted for each class.
+
+    Returns:
+        The classes of columns, and a row of counts for each of ``accuracies``; None where there are
+        more than `MATRIX` classes.
+    """
+    taken = [{each.label: each.correct, **dict(each.taken_for)} for each in accuracies]
+    labels = sorted({label for each in taken for label in each})
+    if len(labels) > MATRIX:
+        return None
+    return labels, [[each.get(label, 0) for label in labels] for each in taken]
 
 
 def metric_columns(found: Evaluation) -> dict[str, Mapping[str, Estimate]]:
@@ -35,9 +59,8 @@ def evaluation_table(found: Evaluation) -> RenderableType:
         table.add_column(escape(title), justify="right")
     for method in found.settings["methods"]:
         cells = [values.get(method) for values in columns.values()]
-        table.add_row(
-            escape(method), *("–" if cell is None else escape(str(cell)) for cell in cells)
-        )
+        # The interval is below the mean, where narrow terminals have room for it.
+        table.add_row(escape(method), *(escape(cell(each).replace(" [", "\n[")) for each in cells))
     return Group(facts, table)
 
 

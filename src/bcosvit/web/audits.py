@@ -106,8 +106,8 @@ class _Pages:
             '{start}{inside} <a href="list/class-{name}">Pictures</a>{end}',
         )
         page = page.replace(
-            "<h3>The most confident mistakes</h3>",
-            '<h3>The most confident mistakes <a href="list/mistakes">All</a></h3>',
+            "<h3>The worst mistakes</h3>",
+            '<h3>The worst mistakes <a href="list/mistakes">All</a></h3>',
         )
         policy = "img-src data: 'self'; style-src"
         return _page(re.sub(r"img-src [^;]*; style-src", policy, page, count=1))
