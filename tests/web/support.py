@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -90,6 +92,39 @@ def serving(weights: str | Path, *options: str, folder: Path) -> Iterator[str]:
             assert (ended, process.wait(timeout=30)) == (None, 0)
     assert [str(path) for path in files.rglob("*") if path.is_file()] == []
     assert outside.read_text() == ""
+
+
+def processor_seconds(address: str) -> float:
+    """What the server at an address has used."""
+    port = str(urlsplit(address).port)
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = command.read_text().split("\0")
+            if "serve" in words and port in words:
+                fields = command.with_name("stat").read_text().rpartition(")")[2].split()
+                return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    raise AssertionError("the server has ended")
+
+
+def is_busy(address: str) -> bool:
+    """Whether a server computes, also where others leave it little of the machine's time.
+
+    One that rests uses 0.08 processor seconds in the two seconds in which it is watched.
+    """
+    before = processor_seconds(address)
+    time.sleep(2)
+    return processor_seconds(address) - before > 0.2
+
+
+def used_until_idle(address: str, before: float) -> float:
+    """Waits until a server rests, and returns its processor seconds since it had used ``before``.
+
+    They depend on what is computed, but not on how much else the machine has to do.
+    """
+    end = time.monotonic() + 120
+    while is_busy(address):
+        assert time.monotonic() < end, "the server does not rest"
+    return processor_seconds(address) - before
 
 
 class _Forward(BaseHTTPRequestHandler):

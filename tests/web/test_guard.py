@@ -18,9 +18,12 @@ import uvicorn
 from bcosvit.web.app import Server
 from bcosvit.web.guard import FILES_ALIAS, allowed_hosts, impatient
 from tests.report.support import write_pictures, write_weights
-from tests.web.support import free_port, serving
+from tests.web.support import free_port, processor_seconds, serving, used_until_idle
 
 META = {"_type": "gradio.FileData"}
+
+WAIT = 60
+"""Seconds that a busy machine may take for what a server that does not end it never does."""
 
 
 class Abused:
@@ -265,7 +268,7 @@ def closed_within(connection: socket.socket, seconds: float) -> bytes:
 def test_requests_that_never_end(server, sent, expected):
     with socket.create_connection(server.place) as connection:
         connection.sendall(sent)
-        assert closed_within(connection, 8).startswith(expected)
+        assert closed_within(connection, WAIT).startswith(expected)
 
 
 def test_a_connection_that_was_used_is_not_closed_between_two_requests():
@@ -291,7 +294,7 @@ def test_a_connection_that_was_used_is_not_closed_between_two_requests():
             assert connection.getresponse().read() == b""
             time.sleep(0.6)
         connection.sock.sendall(b"GET / HT")
-        assert closed_within(connection.sock, 4) == b""
+        assert closed_within(connection.sock, WAIT) == b""
         connection.close()
     finally:
         server.should_exit = True
@@ -336,17 +339,17 @@ def test_whoever_connects_while_the_server_starts_is_answered():
 
 
 def test_a_drip_does_not_prolong_it(server):
-    start = time.monotonic()
     with socket.create_connection(server.place) as connection:
         connection.sendall(
             b"POST /gradio_api/call/predict HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Length: 99\r\n\r\n"
+            b"Content-Length: 999\r\n\r\n"
         )
+        end = time.monotonic() + WAIT
         with suppress(ConnectionError):
-            for _ in range(30):
+            while time.monotonic() < end:
                 connection.sendall(b" ")
                 time.sleep(0.4)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() < end
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
@@ -369,8 +372,8 @@ def test_uploads_that_are_broken_off_leave_no_file_open(server, hangs_up):
         while not opened():
             time.sleep(0.01)
         if not hangs_up:
-            assert closed_within(connection, 8).startswith(b"HTTP/1.1 408")
-    until = time.monotonic() + 8
+            assert closed_within(connection, WAIT).startswith(b"HTTP/1.1 408")
+    until = time.monotonic() + WAIT
     while opened() and time.monotonic() < until:
         time.sleep(0.1)
     assert opened() == []
@@ -378,6 +381,7 @@ def test_uploads_that_are_broken_off_leave_no_file_open(server, hangs_up):
 
 def test_files_leave_the_disk(server):
     server.upload()
+    assert server.files()
     # A file whose upload was broken off counts as well.
     with socket.create_connection(server.place) as connection:
         connection.sendall(
@@ -386,8 +390,7 @@ def test_files_leave_the_disk(server):
             b'form-data; name="files"; filename="a.png"\r\n\r\n' + b"a" * 2000
         )
         time.sleep(0.5)
-    assert server.files()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + WAIT
     while server.files() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert server.files() == []
@@ -404,33 +407,23 @@ def slow_server(tmp_path_factory):
         yield Abused(address, folder, photo)
 
 
-def processor_seconds(server: Abused) -> float:
-    """Of the server's process, which listens on the port."""
-    for status in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(server.place[1]) in status.read_text() and "serve" in status.read_text():
-                fields = status.with_name("stat").read_text().rpartition(")")[2].split()
-                return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except OSError:
-            continue
-    raise AssertionError("the server has ended")
-
-
 @pytest.mark.slow
 def test_clients_who_hang_up_stop_their_work(slow_server):
     file = slow_server.upload()
-    for _ in range(6):
-        event = slow_server.call("explain", file, "cat", "occlusion", 0.5, False).json()["event_id"]
+    before = processor_seconds(slow_server.address)
+    for label in "01234":
+        event = slow_server.call("explain", file, label, "occlusion", 0.5, False).json()["event_id"]
         connection = socket.create_connection(slow_server.place)
         path = f"/gradio_api/call/explain/{event}"
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         time.sleep(0.3)
         connection.close()
-    time.sleep(3)
-    before = processor_seconds(slow_server)
-    time.sleep(2)
-    # Nothing is computed any more.
-    assert processor_seconds(slow_server) - before < 0.5
+    used = used_until_idle(slow_server.address, before)
+    # The first of them to its end, for comparison.
+    before = processor_seconds(slow_server.address)
+    event = slow_server.call("explain", file, "0", "occlusion", 0.5, False).json()["event_id"]
+    assert "event: complete" in slow_server.read("explain", event)
+    assert used < 5 / 2 * (processor_seconds(slow_server.address) - before)
 
 
 @pytest.mark.slow
@@ -449,18 +442,14 @@ def test_cheap_requests_never_wait_behind_expensive_ones(slow_server):
     for thread in threads:
         thread.start()
     time.sleep(0.5)
-    taken = {}
     for endpoint, data in (("model", []), ("explain", [file, "dog", "inherent", 0.5, False])):
-        start = time.monotonic()
+        before = len(done)
         event = slow_server.call(endpoint, *data).json()["event_id"]
         assert "event: complete" in slow_server.read(endpoint, event)
-        taken[endpoint] = time.monotonic() - start
-        assert len(done) < len(methods)
+        # One of the others may have been about to end.
+        assert len(done) <= min(before + 1, len(methods) - 1)
     for thread in threads:
         thread.join()
-    longest = max(done) - start
-    assert taken["model"] < 1.5
-    assert taken["explain"] < longest / 2
     # One at a time: they end one after the other.
     assert len(done) == len(methods)
 
@@ -475,7 +464,4 @@ def test_the_model_answers_while_the_queue_is_full(slow_server):
     event = slow_server.call("model").json()["event_id"]
     assert "event: complete" in slow_server.read("model", event)
     # Nobody reads the others, which are given up.
-    time.sleep(14)
-    before = processor_seconds(slow_server)
-    time.sleep(1)
-    assert processor_seconds(slow_server) - before < 0.3
+    used_until_idle(slow_server.address, processor_seconds(slow_server.address))

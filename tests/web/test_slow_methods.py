@@ -1,16 +1,15 @@
 """Slow methods in a real browser, with the model that ships: cost, progress, cancel, tabs."""
 
-import os
 import re
 import time
-from pathlib import Path
-from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
+import bcosvit
 from bcosvit.shipped import DEFAULT
 from tests.browser import open_page, screenshot
-from tests.web.support import serving
+from tests.web.support import is_busy, processor_seconds, serving, used_until_idle
 from tests.web.visitor import expect, says, shown
 
 pytestmark = pytest.mark.slow
@@ -40,27 +39,17 @@ def choice(page, title):
     return page.locator("#methods label", has_text=title)
 
 
-def busy(address) -> float:
-    """Processor seconds of the server in the last two seconds."""
-
-    def used() -> float:
-        port = str(urlsplit(address).port)
-        for command in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = command.read_text().split("\0")
-                if "serve" in words and port in words:
-                    fields = command.with_name("stat").read_text().rpartition(")")[2].split()
-                    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            except OSError:
-                continue
-        raise AssertionError("the server has ended")
-
-    before = used()
-    time.sleep(2)
-    return used() - before
+@pytest.fixture(scope="module")
+def occlusion_seconds(large):
+    """Processor seconds of the cheapest way to explain a photo by occlusion."""
+    photo = bcosvit.shipped.photo("rocket").read_bytes()
+    before = processor_seconds(large)
+    asked = {"files": {"picture": photo}, "data": {"method": "occlusion"}}
+    assert httpx.post(f"{large}api/explain", **asked, timeout=WAIT / 1000).status_code == 200
+    return processor_seconds(large) - before
 
 
-def test_cost_progress_and_cancel(page, large):
+def test_cost_progress_and_cancel(page, large, occlusion_seconds):
     # About 200 predictions, and none.
     assert re.search(r"slow, about .*\d+ s", choice(page, "Occlusion").inner_text())
     assert "slow" not in choice(page, "Input ×").inner_text()
@@ -74,24 +63,24 @@ def test_cost_progress_and_cancel(page, large):
     choice(page, "Input ×").locator("input").click()
     expect(page.locator("#compared figure")).to_have_count(1, timeout=WAIT)
     expect(page.locator("#working progress")).to_be_visible(timeout=WAIT)
+    before = processor_seconds(large)
     page.click("#cancel button, button#cancel")
     says(page, "#working", "Stopped")
     expect(page.locator("#cancel")).to_be_hidden()
     screenshot(page, f"stopped-{page.width}")
-    time.sleep(3)
-    assert busy(large) < 0.5
+    assert used_until_idle(large, before) < occlusion_seconds / 4
 
 
-def test_another_choice_ends_the_one_before(page, large):
+def test_another_choice_ends_the_one_before(page, large, occlusion_seconds):
     choice(page, "Occlusion").locator("input").click()
     expect(page.locator("#working progress")).to_be_visible(timeout=WAIT)
+    before = processor_seconds(large)
     choice(page, "Occlusion").locator("input").click()
     expect(page.locator("#working progress")).to_have_count(0, timeout=WAIT)
-    time.sleep(3)
-    assert busy(large) < 0.5
+    assert used_until_idle(large, before) < occlusion_seconds / 4
 
 
-def test_it_stops_when_the_tab_closes(browser, large):
+def test_it_stops_when_the_tab_closes(browser, large, occlusion_seconds):
     with open_page(browser) as page:
         page.goto(large)
         page.click("#examples button:first-child")
@@ -102,9 +91,10 @@ def test_it_stops_when_the_tab_closes(browser, large):
         expect(page.locator("#working progress")).to_be_visible(timeout=WAIT)
         # Longer than the server is patient with a client who is not heard.
         time.sleep(11)
-        assert busy(large) > 0.5
-    time.sleep(4)
-    assert busy(large) < 0.5
+        assert is_busy(large)
+        before = processor_seconds(large)
+    # All three take nearly twice as long as occlusion, and had 13 seconds.
+    assert used_until_idle(large, before) < occlusion_seconds / 4
 
 
 def test_others_do_not_wait(browser, large):
