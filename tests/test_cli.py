@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bcosvit import list_models
+from bcosvit import create_model, list_models, save
 from bcosvit.attribution import METHODS
 from bcosvit.cli import app, main, names
 from bcosvit.cli.names import KINDS, REGISTRIES, TABLE, registered
@@ -18,6 +19,7 @@ from bcosvit.metrics import METRICS
 from bcosvit.shipped import DEFAULT
 from bcosvit.train import RECIPES
 from tests.command import bcosvit
+from tests.conftest import small_config
 
 
 def run(*arguments: str):
@@ -40,6 +42,21 @@ def test_info_knows_shipped_models():
     result = run("info", "bcos_vit_ti_87_imagenette")
     assert result.exit_code == 0, result.output
     assert "14×14 = 196" in result.stdout
+
+
+def test_info_describes_weights_files(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save(create_model(small_config(depth=2)), path)
+    result = run("info", str(path), "--batch-size", "2")
+    assert result.exit_code == 0, result.output
+    assert "16×16 pixels" in result.stdout and "training, batch 2" in result.stdout
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+def test_help_fits_narrow_terminals(command):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert "Options" in shown and "…" not in shown
+    assert not re.search(r"<(str|bool|int)\b", shown)
 
 
 def test_info_lists_everything_that_has_a_name():

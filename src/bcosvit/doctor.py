@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bcosvit.files import cache_folder
+from bcosvit.messages import counted
 from bcosvit.ops.compiled import kernels
 from bcosvit.ops.dispatch import HAS_TRITON
 from bcosvit.shipped import DEFAULT, shipped, shipped_file
@@ -115,7 +116,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> dict[str, str]:
-    found = {"cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+    found = {"cpu": f"{platform.machine()}, {counted(torch.get_num_threads(), 'thread')}"}
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         found[f"cuda:{index}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"

@@ -13,8 +13,8 @@ def info(
     name: Annotated[
         str,
         typer.Argument(
-            help="A model's name, shipped ones included; without it, everything that has a name is "
-            "listed.",
+            help="A model's name, or a weights file as other commands take it; without it, "
+            "everything that has a name is listed.",
             autocompletion=complete("models", "weights"),
         ),
     ] = "all",
@@ -31,16 +31,25 @@ def info(
     bcosvit info
 
     bcosvit info bcos_vit_b_38 --batch-size 256 --set position=add
+
+    bcosvit info best.safetensors
     """
+    from bcosvit.models.hub import is_file
     from bcosvit.models.summary import summarize
-    from bcosvit.models.weights import named_config, with_backbone
+    from bcosvit.models.weights import named_config, read_config, with_backbone
     from bcosvit.report.tables import summary_table
     from bcosvit.settings import parse_settings
 
     if name == "all":
         _print_lists()
         return
-    config = named_config(name, **with_backbone(parse_settings(settings or [])))
+    options = with_backbone(parse_settings(settings or []))
+    if not is_file(name):
+        config = named_config(name, **options)
+    elif (stored := read_config(name)) is not None:
+        config = stored.replace(**options)
+    else:
+        raise ValueError(f"{name} has no config, as files of bcosvit have; convert it by bcosify.")
     Console().print(summary_table(name, summarize(config, batch=batch_size)))
 
 

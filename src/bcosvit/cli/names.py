@@ -128,14 +128,18 @@ def complete(*kinds: str, several: bool = False) -> Callable[[str], list[str]]:
 
 
 class ListingCommand(TyperCommand):
-    """A command whose help texts list what is registered."""
+    """A command whose help texts list what is registered, and leave them room: no column says
+    <str> or <bool>."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         # The texts are templates again afterwards: something may be registered in the meantime.
-        before = [(parameter, getattr(parameter, "help", None)) for parameter in self.params]
+        parameters = self.get_params(ctx)
+        before = [(parameter, getattr(parameter, "help", None)) for parameter in parameters]
         try:
             for parameter, text in before:
                 parameter.help = _listed(text)  # type: ignore[attr-defined]
+                if parameter.metavar is None or parameter.param_type_name == "argument":
+                    parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
             super().format_help(ctx, formatter)
         finally:
             for parameter, text in before:
@@ -148,7 +152,9 @@ def _listed(text: str | None) -> str:
     for kind in KINDS:
         if f"{{{kind}}}" in text:
             names = list_names(kind) or ["those that `bcosvit info` lists"]
-            text = text.replace(f"{{{kind}}}", escape(", ".join(names)))
+            # Narrow terminals would cut a word that is longer than their lines.
+            shown = ", ".join(names).replace("[?", " [?")
+            text = text.replace(f"{{{kind}}}", escape(shown))
     return text
 
 

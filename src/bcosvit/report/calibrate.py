@@ -6,14 +6,16 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bcosvit.data.images import ImageError, list_images
+from bcosvit.messages import percent
 from bcosvit.models.hub import locate
 from bcosvit.models.unknown import Unlike, auroc, auroc_interval, fit_unlike
 from bcosvit.models.weights import UNLIKE_KEY, read_metadata, read_weights, save_state
 from bcosvit.predictor import Predictor
+from bcosvit.progress import track
 
 BATCH = 4
 """Pictures that pass through the model at once."""
@@ -44,7 +46,8 @@ class Calibration:
         return (
             f"AUROC {value:.3f} [{low:.3f}, {high:.3f}] on {where}: {self.known} of known and "
             f"{self.unknown} of unknown kinds ({kinds})\n"
-            f"Called unlike: {self.found:.1%} of unknown and {self.false_alarms:.1%} of known kinds"
+            f"Called unlike: {percent(self.found)} of unknown and {percent(self.false_alarms)} of "
+            f"known kinds"
         )
 
 
@@ -110,7 +113,8 @@ def calibrate_weights(
         path = locate(weights)
         config, _ = read_weights(path)
         notes = {**read_metadata(path), UNLIKE_KEY: unlike.dumps()}
-        save_state(_stored(path), config, out, metadata=notes)
+        # In the precision in which they are stored.
+        save_state(load_file(path), config, out, metadata=notes)
     return Calibration(
         unlike=unlike,
         known=len(scores),
@@ -121,13 +125,6 @@ def calibrate_weights(
         found=(others > unlike.threshold).double().mean().item(),
         tested=test_known is not None,
     )
-
-
-def _stored(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file in the precision in which they are stored."""
-    from safetensors.torch import load_file
-
-    return load_file(path)
 
 
 def _logits(
@@ -141,9 +138,7 @@ def _logits(
     images: list[Tensor] = []
     kinds: list[str] = []
     found: list[Tensor] = []
-    title = f"Pictures of {folder.name}"
-    shown = paths if console is None else track(paths, title, console=console, transient=True)
-    for number, path in enumerate(shown):
+    for number, path in enumerate(track(paths, f"Pictures of {folder.name}", console)):
         try:
             images.append(predictor.read(path))
             kinds.append(path.relative_to(folder).parts[0])

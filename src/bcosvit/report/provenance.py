@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bcosvit.messages import counted
+
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
@@ -50,4 +52,5 @@ def machine(device: torch.device) -> str:
     """Describes a device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads, {platform.machine()}"
+    threads = counted(torch.get_num_threads(), "thread")
+    return f"{device.type}, {threads}, {platform.machine()}"
