@@ -329,7 +329,9 @@ def test_served_report_links_to_pictures(audited, client):
     assert "green: 48 pictures" in own
     thumbnail = client.get("/audit/thumbnail/3")
     assert thumbnail.status_code == 200 and thumbnail.headers["content-type"] == "image/png"
-    assert client.get("/audit/picture/3").text.count("<img") >= 2
+    picture = client.get("/audit/picture/3").text
+    assert picture.count("<img") >= 2
+    assert '<a href="../">Report</a>' in picture
     table = client.get("/audit/clusters.csv")
     assert table.content == (audited.folder / "clusters.csv").read_bytes()
 

@@ -113,13 +113,13 @@ def test_regions_by_dragging_clicking_and_typing(page, service, pictures):
         expected = service.region(picture, label, box)
         says(page, "#region", f"{expected.together:+.3f}"[:-1].replace("-", "−"))
         got = facts(page, "#region")
-        assert got["for"] == pytest.approx(expected.positive, abs=1e-3)
-        assert got["against"] == pytest.approx(expected.negative, abs=1e-3)
-        assert got["of the evidence"] == pytest.approx(100 * expected.share, abs=0.1)
+        assert got["For the class"] == pytest.approx(expected.positive, abs=1e-3)
+        assert got["Against it"] == pytest.approx(expected.negative, abs=1e-3)
+        assert got["Share of the evidence"] == pytest.approx(100 * expected.share, abs=0.1)
         return box
 
     drag(page, "#views figure:nth-child(2) .stage", (0.26, 0.13), (0.74, 0.6))
-    says(page, "#region", "for")
+    says(page, "#region", "For the class")
     assert measured() == Box(x=4, y=2, width=8, height=8)
     # The box is shown on all pictures.
     widths = page.locator("#views rect").evaluate_all("e => e.map(r => r.getAttribute('width'))")

@@ -65,6 +65,16 @@ BEYOND = """() => {
 }"""
 
 
+CUT = """() => [...document.querySelectorAll("#box input")].filter(input => {
+    const [style, canvas] = [getComputedStyle(input), document.createElement("canvas")];
+    const context = canvas.getContext("2d");
+    context.font = style.font;
+    const room = input.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    // Browsers reserve the width of arrows where a field of numbers shows them.
+    return room - (style.appearance == "textfield" ? 0 : 16) < context.measureText("224").width;
+}).map(input => input.closest("[id]").id)"""
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_screens(browser, address, pictures, width, dark):
@@ -78,12 +88,13 @@ def test_screens(browser, address, pictures, width, dark):
         page.click("#methods label:nth-of-type(5) input")
         says(page, "#compared", "Rollout")
         drag(page, "#views .stage", (0.3, 0.3), (0.7, 0.6))
-        says(page, "#region", "for")
+        says(page, "#region", "For the class")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert page.evaluate(BEYOND) == []
         unread = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
         assert page.evaluate(unread) == 0
         assert faint_texts(page) == []
+        assert page.evaluate(CUT) == []
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (luminance(ground) < 0.2) == dark
         screenshot(page, f"serve-{scheme}-{width}")

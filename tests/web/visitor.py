@@ -33,7 +33,7 @@ def facts(page: Any, selector: str) -> dict[str, float]:
     """Names and numbers of a list of facts."""
     names = page.locator(f"{selector} dt").all_inner_texts()
     values = page.locator(f"{selector} dd").all_inner_texts()
-    numbers = [float(value.replace("−", "-").rstrip(" %")) for value in values]
+    numbers = [float(value.replace("−", "-").strip("<> %")) for value in values]
     return dict(zip(names, numbers, strict=True))
 
 

@@ -138,7 +138,8 @@ class _Pages:
             path = Path(folder, "page.html")
             with html_report(path, info) as add:
                 add(0, found)
-            return _page(path.read_text(encoding="utf-8"))
+            page = path.read_text(encoding="utf-8")
+        return _page(page.replace("<main>", '<main><p><a href="../">Report</a></p>', 1))
 
     def thumbnail(self, request: Request) -> Response:
         if (index := self._index(request)) is None:
