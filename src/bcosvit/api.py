@@ -38,12 +38,72 @@ _CELL = 224
 _CALL = 'bcosvit.explain(bcosvit.load(), "photo.jpg")'
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageAttribution(Attribution):
-    """An attribution that knows its images and class names, and draws itself.
+class _Drawn:
+    """What draws itself; a notebook shows it where it is the last value of a cell."""
 
-    In a notebook it is shown where it is the last value of a cell.
-    """
+    @property
+    def _maps(self) -> "Mapping[str, ImageAttribution]":
+        """By method."""
+        raise NotImplementedError
+
+    def plot(self, *, size: int | None = None) -> Image.Image:
+        """Draws the picture, each method's map, the first map on the picture and W(x), one row per
+        class.
+
+        Args:
+            size: The side of a tile in pixels; by default 224, or the images' size if it is larger.
+
+        Returns:
+            A PIL image, which a notebook shows.
+        """
+        return _plot(self._maps, size)
+
+    def show(self) -> None:
+        """Shows the plot: in the notebook, or in the system's viewer of pictures."""
+        try:
+            from IPython.core.getipython import get_ipython
+            from IPython.display import display
+        except ModuleNotFoundError:
+            get_ipython = None  # type: ignore[assignment]
+        if get_ipython is not None and get_ipython() is not None:
+            display(self)  # type: ignore[no-untyped-call]
+        else:
+            self.plot().show()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plot (``.png``, ``.jpg``, ``.webp``, ``.pdf``) or all arrays (``.npz``).
+
+        Args:
+            path: The file.
+
+        Raises:
+            ValueError: There is no such kind of file.
+        """
+        ending = Path(path).suffix.lower()
+        kinds = Image.registered_extensions()
+        if ending != ".npz" and kinds.get(ending) not in Image.SAVE:
+            raise ValueError(
+                f"{path} does not end in .png, .jpg, .webp, .pdf (a picture) or .npz (arrays); "
+                f"give one of these endings."
+            )
+        with atomic(path) as temporary:
+            if ending == ".npz":
+                np.savez_compressed(temporary, **_arrays(self._maps))
+            else:
+                self.plot().save(temporary, format=kinds[ending])
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(png_bytes(np.asarray(self.plot()))).decode("ascii")
+        text = html.escape(_describe(next(iter(self._maps.values()))))
+        return (
+            f'<img alt="{text}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+            f"<div>{text}</div>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ImageAttribution(_Drawn, Attribution):
+    """An attribution that knows its images and class names, and draws itself."""
 
     images: Tensor
     """[B, 3, H, W]: what was explained, as the model saw it."""
@@ -72,40 +132,15 @@ class ImageAttribution(Attribution):
             for each in self.target.tolist()
         ]
 
-    def plot(self, *, size: int | None = None) -> Image.Image:
-        """Draws the picture, the map, the map on the picture and W(x), one row per class.
-
-        Args:
-            size: The side of a tile in pixels; by default 224, or the images' size if it is larger.
-
-        Returns:
-            A PIL image, which a notebook shows.
-        """
-        return _plot({self.method: self}, size)
-
-    def show(self) -> None:
-        """Shows the plot: in the notebook, or in the system's viewer of pictures."""
-        _show(self)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the plot (``.png``, ``.jpg``, ``.webp``, ``.pdf``) or all arrays (``.npz``).
-
-        Args:
-            path: The file.
-
-        Raises:
-            ValueError: There is no such kind of file.
-        """
-        _save({self.method: self}, path)
-
-    def _repr_html_(self) -> str:
-        return _html({self.method: self})
+    @property
+    def _maps(self) -> "Mapping[str, ImageAttribution]":
+        return {self.method: self}
 
     def __repr__(self) -> str:
         return f"ImageAttribution({_describe(self)})"
 
 
-class Comparison(Mapping[str, ImageAttribution]):
+class Comparison(_Drawn, Mapping[str, ImageAttribution]):
     """Explanations of the same images and classes by several methods, side by side.
 
     Examples:
@@ -130,20 +165,9 @@ class Comparison(Mapping[str, ImageAttribution]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def plot(self, *, size: int | None = None) -> Image.Image:
-        """As `ImageAttribution.plot`, with one map per method."""
-        return _plot(self._found, size)
-
-    def show(self) -> None:
-        """Shows the plot: in the notebook, or in the system's viewer of pictures."""
-        _show(self)
-
-    def save(self, path: str | Path) -> None:
-        """As `ImageAttribution.save`, with the maps of all methods."""
-        _save(self._found, path)
-
-    def _repr_html_(self) -> str:
-        return _html(self._found)
+    @property
+    def _maps(self) -> Mapping[str, ImageAttribution]:
+        return self._found
 
     def __repr__(self) -> str:
         first = next(iter(self._found.values()))
@@ -406,21 +430,6 @@ def _explanation(found: Mapping[str, ImageAttribution], index: int) -> Explanati
     )
 
 
-def _save(found: Mapping[str, ImageAttribution], path: str | Path) -> None:
-    ending = Path(path).suffix.lower()
-    kinds = Image.registered_extensions()
-    if ending != ".npz" and kinds.get(ending) not in Image.SAVE:
-        raise ValueError(
-            f"{path} does not end in .png, .jpg, .webp, .pdf (a picture) or .npz (arrays); "
-            f"give one of these endings."
-        )
-    with atomic(path) as temporary:
-        if ending == ".npz":
-            np.savez_compressed(temporary, **_arrays(found))
-        else:
-            _plot(found).save(temporary, format=kinds[ending])
-
-
 def _arrays(found: Mapping[str, ImageAttribution]) -> dict[str, Any]:
     first = next(iter(found.values()))
     tensors = {"image": first.images, "logits": first.logits, "target": first.target}
@@ -435,28 +444,6 @@ def _arrays(found: Mapping[str, ImageAttribution]) -> dict[str, Any]:
         if tensor is not None
     }
     return arrays | {"classes": np.array(first.labels)}
-
-
-def _show(found: ImageAttribution | Comparison) -> None:
-    try:
-        from IPython.core.getipython import get_ipython
-        from IPython.display import display
-    except ModuleNotFoundError:
-        get_ipython = None  # type: ignore[assignment]
-    if get_ipython is not None and get_ipython() is not None:
-        display(found)  # type: ignore[no-untyped-call]
-    else:
-        found.plot().show()
-
-
-def _html(found: Mapping[str, ImageAttribution]) -> str:
-    image = _plot(found)
-    data = base64.b64encode(png_bytes(np.asarray(image))).decode("ascii")
-    text = html.escape(_describe(next(iter(found.values()))))
-    return (
-        f'<img alt="{text}" style="max-width: 100%" src="data:image/png;base64,{data}">'
-        f"<div>{text}</div>"
-    )
 
 
 def _describe(found: ImageAttribution) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from bcosvit.attribution import explain
-from bcosvit.attribution.color import SMOOTH, color_image
 from bcosvit.auditing.clusters import ClassEvidence, Cluster
 from bcosvit.auditing.cues import Cells, Copied, Cue
 from bcosvit.auditing.evidence import FOR_LABEL, Array, Evidence
@@ -28,7 +27,7 @@ from bcosvit.metrics.accuracy import ClassAccuracy, class_accuracies
 from bcosvit.metrics.evaluation import write_summary, write_table
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
-from bcosvit.report.images import RGB, Picture, on_white, photo_image
+from bcosvit.report.images import RGB, Picture, photo_image, weight_image
 from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import confusion_matrix
@@ -306,23 +305,13 @@ def _valid(column: Sequence[Any] | Array) -> Sequence[Any] | Array:
     ]
 
 
+@dataclass
 class Shown:
-    """A picture of the page, inlined or in a file of its own."""
+    """A picture of the page."""
 
-    def __init__(self, picture: Picture, number: int | None) -> None:
-        self.picture, self.number, self.source = picture, number, ""
-
-    @property
-    def alt(self) -> str:
-        return self.picture.alt
-
-    @property
-    def width(self) -> int:
-        return self.picture.width
-
-    @property
-    def height(self) -> int:
-        return self.picture.height
+    picture: Picture
+    source: str = ""
+    """The data, or a file of its own."""
 
 
 class _Gallery:
@@ -343,14 +332,12 @@ class _Gallery:
             self._read[number] = photo_image(image)
         return self._read[number]
 
-    def add(self, image: RGB, alt: str, number: int | None, side: int = SIDE) -> Shown:
+    def add(self, image: RGB, alt: str, side: int = SIDE) -> Shown:
         small = Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS)
         buffer = io.BytesIO()
         small.save(buffer, "JPEG", quality=85)
-        picture = Picture(data=buffer.getvalue(), alt=alt, width=side, height=side)
-        shown = Shown(picture, number)
-        self.shown.append(shown)
-        return shown
+        self.shown.append(Shown(Picture(data=buffer.getvalue(), alt=alt, width=side, height=side)))
+        return self.shown[-1]
 
     def whole(self, number: int, cells: Array | None = None, *, edge: bool = False) -> Shown:
         """A picture; the cells are framed, or the edge is."""
@@ -375,7 +362,7 @@ class _Gallery:
                 ):
                     if not chosen[row + down, column + across]:
                         draw.rectangle(line, fill=(255, 45, 45))
-        return self.add(np.asarray(photo), self.evidence.keys[number], number)
+        return self.add(np.asarray(photo), self.evidence.keys[number])
 
     def overlay(self, number: int, cells: Array) -> Shown:
         """A picture in gray with contributions of cells [G, G] in red and blue."""
@@ -392,7 +379,6 @@ class _Gallery:
         return self.add(
             np.rint((1 - cover) * gray + cover * color).astype(np.uint8),
             f"Evidence in {self.evidence.keys[number]}",
-            number,
         )
 
     def cutouts(self, number: int, cells: Array, label: int) -> tuple[Shown, Shown]:
@@ -407,8 +393,8 @@ class _Gallery:
         colors = self.colors(number, label)
         key = self.evidence.keys[number]
         return (
-            self.add(photo[part], f"Part of {key}", number, 64),
-            self.add(colors[part], f"The same part in the colors of W(x), {key}", number, 64),
+            self.add(photo[part], f"Part of {key}", 64),
+            self.add(colors[part], f"The same part in the colors of W(x), {key}", 64),
         )
 
     def colors(self, number: int, label: int) -> RGB:
@@ -419,9 +405,8 @@ class _Gallery:
             reference = next(self.predictor.model.parameters())
             image = self.pictures[int(self.evidence.index[number])][0]
             found = explain(self.predictor.model, image[None].to(reference), label)
-            assert found.weights is not None
-            smooth = max(1, round(SMOOTH * image.shape[-1] / 224))
-            colors = on_white(color_image(found.weights[0], found.map[0], smooth=smooth))
+            colors = weight_image(found, 0)
+            assert colors is not None
             self._colors[number, label] = colors
         return self._colors[number, label]
 
