@@ -16,6 +16,7 @@ from bcosvit.report.explain import TOP
 from bcosvit.web import render
 from bcosvit.web.components import QUEUE, Latest, downloadable, upload_component, with_messages
 from bcosvit.web.jobs import has_left
+from bcosvit.web.render import fragments
 from bcosvit.web.service import FILES, ExplanationService
 from bcosvit.web.session import EMPTY, INDEPENDENT, JOINT, PageEvents, Selection
 
@@ -47,7 +48,11 @@ def add_page(service: ExplanationService) -> None:
                 height=160,
                 elem_id="upload",
             )
-            html(render.camera(), js_on_load=(STATIC / "camera.js").read_text(), elem_id="camera")
+            html(
+                fragments.camera(),
+                js_on_load=(STATIC / "camera.js").read_text(),
+                elem_id="camera",
+            )
             examples = html(render.examples(), js_on_load=choose, elem_id="examples")
             thumbnails = html(js_on_load=choose, elem_id="pictures")
             with gr.Column(visible=False) as choice:
@@ -67,7 +72,7 @@ def add_page(service: ExplanationService) -> None:
                     elem_id="versus",
                 )
         with gr.Column(scale=3, min_width=320):
-            nothing = html(render.empty(render.NOTHING))
+            nothing = html(fragments.empty(render.NOTHING))
             with gr.Column(visible=False, elem_id="results") as results:
                 title = html(elem_id="title")
                 # Regions are measured only where contributions sum to the logit.
@@ -83,16 +88,16 @@ def add_page(service: ExplanationService) -> None:
                         elem_id="scale",
                     )
                 with gr.Column(visible=exact, elem_id="exact"):
-                    html(render.heading("Do contributions sum to the logit?", render.SUMS))
+                    html(fragments.heading("Do contributions sum to the logit?", render.SUMS))
                     sums = html(elem_id="sums")
-                    html(render.heading("What does a region contribute?", render.REGION))
+                    html(fragments.heading("What does a region contribute?", render.REGION))
                     with gr.Row(elem_id="box"):
                         edges = [
                             gr.Number(label=name, precision=0, min_width=60, elem_id=f"box-{name}")
                             for name in _EDGES
                         ]
                     region = html(elem_id="region")
-                html(render.heading("How do other methods explain it?", render.METHODS))
+                html(fragments.heading("How do other methods explain it?", render.METHODS))
                 methods = gr.CheckboxGroup(
                     [(_method_label(service, name), name) for name in service.methods[1:]],
                     label="Compare with",
@@ -101,7 +106,7 @@ def add_page(service: ExplanationService) -> None:
                 working = html(elem_id="working")
                 cancel = gr.Button("Cancel", visible=False, size="sm", elem_id="cancel")
                 compared = html(elem_id="compared")
-                html(render.heading("Download", render.DOWNLOAD))
+                html(fragments.heading("Download", render.DOWNLOAD))
                 with gr.Row():
                     saves = {
                         kind: gr.Button(kind.upper(), min_width=80, elem_id=f"save-{kind}")
@@ -156,7 +161,7 @@ def add_page(service: ExplanationService) -> None:
         except Cancelled:
             # A later request shows its own results in the same place.
             if own.is_latest():
-                yield [gr.skip(), render.empty(render.STOPPED), gr.update(visible=False)]
+                yield [gr.skip(), fragments.empty(render.STOPPED), gr.update(visible=False)]
 
     def stop(request: gr.Request) -> None:
         latest.stop(str(request.session_hash))

@@ -22,6 +22,7 @@ from bcosvit.predictor import Sums
 from bcosvit.report.explain import TOP
 from bcosvit.report.images import contribution_scales
 from bcosvit.web import render
+from bcosvit.web.render import fragments
 from bcosvit.web.service import Box, ClassMap, ExplanationService, Upload
 
 INDEPENDENT, JOINT = "Independent", "Joint"
@@ -111,7 +112,7 @@ class PageEvents:
             found = self.service.predict(upload)
             entry = self.service.entry(found, found.top(1)[0])
             pictures.append(render.thumbnail(index, upload, entry))
-        listed = render.thumbnails(pictures, problems)
+        listed = fragments.thumbnails(pictures, problems)
         if not pictures:
             return None, listed
         return Selection(paths=paths or (), current=pictures[0].index, labels={}), listed
@@ -121,7 +122,7 @@ class PageEvents:
         upload, label = self.chosen(selection, selection.current)
         found = self.service.predict(upload)
         listed = dict.fromkeys([*found.top(TOP), label])
-        return render.class_list([self.service.entry(found, each) for each in listed], label)
+        return fragments.class_list([self.service.entry(found, each) for each in listed], label)
 
     def show(
         self,
@@ -142,10 +143,10 @@ class PageEvents:
         if versus is not None and versus >= 0 and self.service.exact is not None:
             return self.rather(upload, label, int(versus), alpha, Box.of(edges))
         views = render.views(shown, entry["class"], alpha, Box.of(edges))
-        title = render.title(entry, shown.found.notes)
+        title = fragments.title(entry, shown.found.notes)
         if self.service.exact is None:
             return [title, views, Markup(), Markup()]
-        sums = render.sums(self.service.sums(upload, label))
+        sums = fragments.sums(self.service.sums(upload, label))
         return [title, views, sums, self.region(selection, *edges)]
 
     def rather(
@@ -164,22 +165,24 @@ class PageEvents:
         text = f"{name} rather than {other}"
         return [
             # A sentence for each of the two, unless it is the same.
-            render.rather(name, other, sums.logit, list(dict.fromkeys(incomplete))),
+            fragments.rather(name, other, sums.logit, list(dict.fromkeys(incomplete))),
             render.views(shown, text, alpha, box),
-            render.sums(sums),
-            render.empty("Regions are measured for one class: choose “nothing” to compare with."),
+            fragments.sums(sums),
+            fragments.empty(
+                "Regions are measured for one class: choose “nothing” to compare with."
+            ),
         ]
 
     def region(self, selection: Selection, *edges: int | None) -> Markup:
         """Returns what the box contributes, or what is wrong with the box."""
         box = Box.of(edges)
         if box is None:
-            return render.empty("No region yet.")
+            return fragments.empty("No region yet.")
         upload, label = self.chosen(selection, selection.current)
         try:
-            return render.region(self.service.region(upload, label, box))
+            return fragments.region(self.service.region(upload, label, box))
         except ValueError as error:
-            return render.problem(str(error))
+            return fragments.problem(str(error))
 
     def compare(
         self,
