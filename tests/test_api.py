@@ -17,6 +17,7 @@ from bcosvit.attribution import IntegratedGradients
 from bcosvit.attribution.interop import CaptumStyle
 from bcosvit.guesses import GUESSES, MODEL_GUESSES
 from bcosvit.models.weights import CLASSES_KEY, RUN_KEY
+from bcosvit.predictor import part_of
 from bcosvit.shipped import DEFAULT, shipped
 from tests.conftest import randomize, small_config
 
@@ -203,6 +204,16 @@ def test_like_a_pipeline(weights, photo):
     assert predictor([photo, photo], top_k=2) == [found, found]
     with pytest.raises(ValueError, match="top_k = 0"):
         predictor(photo, top_k=0)
+
+
+def test_pictures_know_the_precision_of_their_batch(model, photo):
+    """Whether contributions miss the logit is judged by it."""
+    predictor = bcosvit.Predictor.of(model)
+    predictor.model.to(torch.bfloat16)
+    found = predictor.explain(predictor.read(photo))
+    assert found.exact.computed_in == torch.bfloat16
+    together = part_of(found.exact, [0], logits=False)
+    assert together.computed_in == torch.bfloat16 and together.logits is found.exact.logits
 
 
 def test_what_predictors_refuse(model, photo):

@@ -28,6 +28,7 @@ from bcosvit.predictor import (
     confidence,
     find_class,
     names_of,
+    part_of,
     prepare_images,
 )
 from bcosvit.report.explain import sheet_rows
@@ -398,25 +399,12 @@ def _plot(found: Mapping[str, ImageAttribution], size: int | None = None) -> Ima
 def _explanation(found: Mapping[str, ImageAttribution], index: int) -> Explanation:
     """One image of the batch, with its classes as rows."""
     first = next(iter(found.values()))
-    several = first.target.ndim == 2
-
-    def rows(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        one = tensor[index].detach().cpu()
-        return one if several else one[None]
+    # Without an axis of classes, an image is a batch of one class.
+    rows = index if first.target.ndim == 2 else [index]
 
     def of_image(each: ImageAttribution) -> Attribution:
-        map_, target = rows(each.map), rows(each.target)
-        assert map_ is not None and target is not None
-        return Attribution(
-            map=map_,
-            target=target,
-            weights=rows(each.weights),
-            residual=rows(each.residual),
-            logit=rows(each.logit),
-            bias=each.bias,
-        )
+        own = {field.name: getattr(each, field.name) for field in fields(Attribution)}
+        return part_of(Attribution(**own | {"logits": None}), rows)
 
     count = len(first.class_names)
     unknown = torch.full((count,), torch.nan)

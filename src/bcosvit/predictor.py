@@ -462,7 +462,7 @@ class Predictor:
                     logits=logits[row].cpu(),
                     probabilities=confidence(self.model, logits[row]).cpu(),
                     target=targets[row].cpu(),
-                    attributions={name: _of_image(each, row) for name, each in found.items()},
+                    attributions={name: part_of(each, row) for name, each in found.items()},
                     unlike=score,
                     is_unlike=score is not None and unlike is not None and score > unlike.threshold,
                 )
@@ -652,18 +652,18 @@ def choose_device(device: str) -> torch.device:
         ) from error
 
 
-def _of_image(found: Attribution, row: int) -> Attribution:
-    """The attribution of one image of a batch, on the CPU."""
+def part_of(found: Attribution, index: int | list[int], *, logits: bool = True) -> Attribution:
+    """Returns one image of a batch, or some classes of an image, on the CPU.
 
-    def only(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[row].detach().cpu()
+    Args:
+        found: The attribution.
+        index: Into the first axis of all tensors.
+        logits: Whether the logits have this axis, too, as those of a batch have.
+    """
 
-    return Attribution(
-        map=found.map[row].detach().cpu(),
-        target=found.target[row].cpu(),
-        logits=only(found.logits),
-        weights=only(found.weights),
-        residual=only(found.residual),
-        logit=only(found.logit),
-        bias=found.bias,
-    )
+    def part(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[index].detach().cpu()
+
+    own = ("map", "target", "weights", "residual", "logit", *(["logits"] if logits else []))
+    parts: dict[str, Any] = {name: part(getattr(found, name)) for name in own}
+    return replace(found, **parts)

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from bcosvit.attribution import METHODS, Attribution
+from bcosvit.attribution import METHODS
 from bcosvit.attribution.base import check_cancelled, counting_passes
 from bcosvit.data.images import read_image
-from bcosvit.predictor import Explanation, Predictor, Sums
+from bcosvit.predictor import Explanation, Predictor, Sums, part_of
 from bcosvit.report.explain import TOP, ReportInfo, contact_sheet, html_report, npz_files
 from bcosvit.report.images import contribution_scales
 from bcosvit.report.provenance import Provenance, versions
@@ -529,22 +529,8 @@ class ExplanationService:
 
 def _of_classes(found: Explanation, rows: list[int]) -> Explanation:
     """Returns an explanation of some of the classes that are explained."""
-
-    def part(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows]
-
-    def of(a: Attribution) -> Attribution:
-        return replace(
-            a,
-            map=a.map[rows],
-            target=a.target[rows],
-            weights=part(a.weights),
-            residual=part(a.residual),
-            logit=part(a.logit),
-        )
-
-    attributions = {name: of(each) for name, each in found.attributions.items()}
-    return replace(found, target=found.target[rows], attributions=attributions)
+    own = {name: part_of(each, rows, logits=False) for name, each in found.attributions.items()}
+    return replace(found, target=found.target[rows], attributions=own)
 
 
 def _zipped(folder: Path) -> Path:

@@ -16,7 +16,6 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from bcosvit.attribution import Attribution
 from bcosvit.attribution.base import cancellable
 from bcosvit.predictor import Sums
 from bcosvit.report.explain import TOP
@@ -311,12 +310,14 @@ def difference(one: ClassMap, other: ClassMap) -> tuple[ClassMap, Sums]:
         return None if first is None else (first[pair[0][1]] - second[pair[1][1]])[None]
 
     map_ = one.map - other.map
-    found = Attribution(
+    found = replace(
+        one.found.attributions[one.method],
         map=map_[None],
         target=one.found.target[one.row][None],
         weights=subtracted("weights"),
         residual=subtracted("residual"),
         logit=subtracted("logit"),
+        bias=0.0,
     )
     explanation = replace(one.found, target=found.target, attributions={one.method: found})
     shown = ClassMap(
