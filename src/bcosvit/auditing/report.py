@@ -128,34 +128,19 @@ class Audit:
         }
 
 
+_MEASURED = (
+    *("significant", "verdict", "score", "pictures", "class_pictures", "share"),
+    *("turned", "turned_control", "effect", "effect_low", "effect_high", "transfers"),
+    *("lost", "lost_control", "removals", "needed", "repeats"),
+    *("accuracy_with", "accuracy_without", "p", "p_corrected"),
+)
+"""The columns of a suspicion, in this order."""
+
+
 def suspicion_row(found: Suspicion) -> dict[str, Any]:
     """Returns a suspicion as a row of a table."""
-    return {
-        "name": found.cue.name,
-        "class": found.class_name,
-        "kind": found.cue.kind,
-        "significant": found.significant,
-        "verdict": found.verdict,
-        "score": found.score,
-        "pictures": found.pictures,
-        "class_pictures": found.class_pictures,
-        "share": found.share,
-        "turned": found.turned,
-        "turned_control": found.turned_control,
-        "effect": found.effect,
-        "effect_low": found.low,
-        "effect_high": found.high,
-        "transfers": found.transfers,
-        "lost": found.lost,
-        "lost_control": found.lost_control,
-        "removals": found.removals,
-        "needed": found.needed,
-        "repeats": found.repeats,
-        "accuracy_with": found.accuracy_with,
-        "accuracy_without": found.accuracy_without,
-        "p": found.p,
-        "p_corrected": found.p_corrected,
-    }
+    named = {"name": found.cue.name, "class": found.class_name, "kind": found.cue.kind}
+    return named | {name: getattr(found, name.removeprefix("effect_")) for name in _MEASURED}
 
 
 def write_audit(

@@ -3,12 +3,10 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TaskID, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
@@ -21,11 +19,8 @@ from bcosvit.files import locked_folder
 from bcosvit.messages import unknown
 from bcosvit.metrics import (
     METRICS,
-    CurveChart,
-    Estimate,
     Evaluation,
     Metric,
-    MetricResult,
     Progress,
     configure,
     evaluate,
@@ -35,7 +30,6 @@ from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 from bcosvit.progress import PlainLines
-from bcosvit.report.charts import draw_chart
 from bcosvit.report.images import Picture, overlay_image, photo_image
 from bcosvit.report.pages import write_page
 from bcosvit.report.provenance import Provenance
@@ -244,40 +238,13 @@ def write_report(
         # The rows that are pointed out.
         chosen=[row for row, method in enumerate(methods) if describe_method(method).exact],
         completeness=found.completeness,
-        results=[_shown(name, result) for name, result in found.results.items()],
+        results=[(name, _title(name), result) for name, result in found.results.items()],
         left_out=[(_title(name), reason) for name, reason in (left_out or {}).items()],
         skipped=skipped,
         class_names=class_names,
         accuracies=accuracies,
         confusion=confusion_matrix(accuracies),
         mistakes=mistakes,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shown:
-    """What the template shows of a metric."""
-
-    name: str
-    title: str
-    about: str
-    facts: Mapping[str, Estimate]
-    charts: Sequence[tuple[Markup, str]]
-    """SVG and title."""
-    legend: Sequence[str]
-    """The methods whose colors the charts do not name themselves."""
-
-
-def _shown(name: str, result: MetricResult) -> _Shown:
-    charts = result.charts()
-    curves = [chart for chart in charts if isinstance(chart, CurveChart)]
-    return _Shown(
-        name=name,
-        title=_title(name),
-        about=result.about(),
-        facts=result.facts(),
-        charts=[(draw_chart(chart), getattr(chart, "title", "")) for chart in charts],
-        legend=list(dict.fromkeys(method for chart in curves for method in chart.curves)),
     )
 
 

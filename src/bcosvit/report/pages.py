@@ -23,7 +23,7 @@ from markupsafe import Markup
 from bcosvit.attribution import describe_method, method_title
 from bcosvit.files import atomic
 from bcosvit.messages import counted, percent
-from bcosvit.report.charts import method_color
+from bcosvit.report.charts import draw_chart, method_color
 
 _MARK = Markup("<!-- sections -->")
 
@@ -42,6 +42,7 @@ def environment() -> Environment:
         "astuple": astuple,
         "cell": cell,
         "counted": counted,
+        "draw_chart": draw_chart,
         "percent": percent,
         "pretty": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         "number": number,
