@@ -188,7 +188,7 @@ def test_only_the_documented_endpoints(client):
         ([None], "/predict", "There is no picture: upload one first."),
         (["photo", "catt", "", 0.5, False], "/explain", "did you mean 'cat'"),
         (["photo", "", "magic", 0.5, False], "/explain", "no method 'magic'"),
-        (["photo", "", "", 2, False], "/explain", "alpha = 2 is not allowed"),
+        (["photo", "", "", 2, False], "/explain", "overlay = 2 is not allowed"),
         (["photo", "", 10, 0, 9, 1], "/region", "beyond the picture of 16×16 pixels"),
         (["photo", "", None, 0, 9, 1], "/region", "A box needs four numbers"),
         ([["photo"], "", "", "pdf"], "/report", "no kind of file 'pdf'; choose from html, npz"),

@@ -80,6 +80,7 @@ BOX = {"x": "0", "y": "0", "width": "99", "height": "9"}
         ("predict", {"picture": PICTURE, "top": "five"}, 422, "top is wrong: give a finite number"),
         ("predict", {"picture": PICTURE, "top": "nan"}, 422, "top is wrong"),
         ("predict", {"picture": PICTURE, "top": "0"}, 422, "integer >= 1"),
+        ("predict", {"picture": PICTURE, "top": "2.7"}, 422, "top = 2.7 is not allowed"),
         ("predict", {"picture": b"no picture"}, 422, "not an image of a known format"),
         ("predict", {"picture": "/etc/passwd"}, 422, "not an upload of this server"),
         ("predict", {"picture": PICTURE, "size": "5"}, 422, "no argument 'size'"),
@@ -90,6 +91,13 @@ BOX = {"x": "0", "y": "0", "width": "99", "height": "9"}
         ("explain", {"picture": PICTURE, "label": b"a file"}, 400, "damaged"),
         ("region", {"picture": PICTURE}, 422, "A box needs four numbers"),
         ("region", {"picture": PICTURE, **BOX}, 422, "beyond the picture"),
+        ("region", {"picture": PICTURE, **BOX, "x": "0.7"}, 422, "0.7 is no number of whole"),
+        (
+            "explain",
+            {"picture": PICTURE, "overlay": "7", "images": "true"},
+            422,
+            "overlay = 7 is not allowed",
+        ),
         ("magic", {"picture": PICTURE}, 404, "no endpoint '/api/magic'"),
         ("report", {"picture": PICTURE}, 404, "choose from /api/model"),
         ("model", {"picture": PICTURE}, 405, "use GET"),
@@ -131,6 +139,12 @@ def test_mistakes_in_requests(address, method, options, status):
     answer = httpx.request(method, f"{address}api/explain", **options)
     assert answer.status_code == status, answer.text
     sentence_of(answer)
+
+
+@pytest.mark.parametrize("content", [b"", b"x=1", b"[1]"])
+def test_bodies_that_are_no_object_are_told_what_to_send(address, content):
+    answer = httpx.post(f"{address}api/predict", content=content)
+    assert "multipart/form-data" in sentence_of(answer)
 
 
 def test_large_pictures_are_refused(address):

@@ -26,6 +26,8 @@ class Explained:
         Args:
             overlay: The opacity of the map on the photo, from 0 to 1.
         """
+        if not 0 <= overlay <= 1:
+            raise ValueError(f"overlay = {overlay:g} is not allowed: give 0 (photo alone) to 1.")
         shown, found = self.shown, self.shown.found
         photo = photo_image(found.image)
         return {
@@ -52,8 +54,9 @@ def model(service: ExplanationService) -> dict[str, Any]:
 
 def predict(service: ExplanationService, picture: Picture, top: float | None) -> dict[str, Any]:
     """Predicts the ``top`` most confident classes of a picture."""
-    if top is None or top < 1:
-        raise ValueError(f"top = {top} is not allowed: give an integer >= 1.")
+    if top is None or top < 1 or top != int(top):
+        shown = "missing" if top is None else f"{top:g}"
+        raise ValueError(f"top = {shown} is not allowed: give an integer >= 1.")
     found = service.predict(service.open(picture))
     return {
         "top": [service.entry(found, label) for label in found.top(int(top))],

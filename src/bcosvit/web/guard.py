@@ -282,12 +282,15 @@ class _Request:
             content += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        what = "data"
+        if self.path.startswith(DIRECT):
+            what = "the path of an upload as picture, or a form (multipart/form-data) with the file"
         try:
             body = json.loads(content or b"null")
         except (ValueError, RecursionError):
-            raise Refusal(400, "The request is not JSON; send an object with data.") from None
+            raise Refusal(400, f"The request is not JSON; send an object with {what}.") from None
         if not isinstance(body, dict):
-            raise Refusal(422, "The request is not a JSON object; send one with data.")
+            raise Refusal(422, f"The request is not a JSON object; send one with {what}.")
         # A session's name is the user's own choice, and part of messages.
         session = body.get("session_hash")
         if session is not None and not (isinstance(session, str) and len(session) <= 64):

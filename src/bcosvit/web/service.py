@@ -93,11 +93,17 @@ class Box:
 
     @classmethod
     def of(cls, edges: Sequence[float | None]) -> "Box | None":
-        """Returns a box if x, y, width and height are all given, else None."""
-        given = [int(edge) for edge in edges if edge is not None]
+        """Returns a box if x, y, width and height are all given, else None.
+
+        Raises:
+            ValueError: If one of them is no integer.
+        """
+        given = [edge for edge in edges if edge is not None]
         if len(given) < 4:
             return None
-        x, y, width, height = given
+        if odd := [edge for edge in given if edge != int(edge)]:
+            raise ValueError(f"{odd[0]} is no number of whole pixels: give an integer.")
+        x, y, width, height = map(int, given)
         return cls(x=x, y=y, width=width, height=height)
 
 
