@@ -15,6 +15,7 @@ from bcosvit.metrics import (
     Accuracy,
     Bootstrap,
     GridPointingGame,
+    KeptScores,
     MaskOverlap,
     Metric,
     MetricResult,
@@ -141,6 +142,69 @@ def test_batches_change_nothing(real):
         same(measure(model, data, batch_size=batch_size), whole)
     again = measure(model, data, batch_size=64)
     assert again.summary() == whole.summary()
+
+
+class Stopped(Exception):
+    """Instead of a signal."""
+
+
+@dataclass
+class StopsAfter:
+    """Data of which so many can be read."""
+
+    data: Noisy
+    left: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index):
+        if not self.left:
+            raise Stopped
+        self.left -= 1
+        return self.data[index]
+
+    def mask(self, index):
+        return self.data.mask(index)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_an_evaluation_that_was_stopped_goes_on_where_it_was(real, tmp_path, torn):
+    model, data = real
+    whole = measure(model, data, batch_size=4)
+    keep = KeptScores(tmp_path / "new" / "scores.jsonl")
+    found, stops = None, 0
+    while found is None:
+        # One image to see whether methods apply, one batch or grid, and a part of the next.
+        some = StopsAfter(data, 1 + 4 + 3)
+        try:
+            found = measure(model, some, batch_size=4, known=whole.accuracy, keep=keep)
+        except Stopped:
+            stops += 1
+            if torn and stops == 2:
+                text = keep.path.read_text()
+                keep.path.write_text(text[: -len(text.splitlines()[-1]) // 2])
+    batches = len(whole["localization"].grids) + -(-len(data) // 4)
+    # Every call adds a batch; the last one adds two, since the last batch has a single image.
+    assert len(data) % 4 == 1
+    assert stops == batches - 2 + torn
+    assert found.summary() == whole.summary()
+    assert found.completeness == whole.completeness
+    keep.remove()
+    assert list(keep.path.parent.iterdir()) == []
+
+
+def test_scores_are_kept_by_metric(real, tmp_path):
+    model, data = real
+    keep = KeptScores(tmp_path / "scores.jsonl")
+    options = {"metrics": [MaskOverlap()], "masks": data.mask, "keep": keep, **QUICK}
+    first = evaluate(model, data, METHODS, **options)
+    kept = keep.path.read_text()
+    assert evaluate(model, data, METHODS, **options).summary() == first.summary()
+    assert keep.path.read_text() == kept
+    others = {**options, "metrics": [PixelPerturbation()], "known": first.accuracy}
+    with pytest.raises(Stopped):
+        evaluate(model, StopsAfter(data, 1), METHODS, **others)
 
 
 def test_curves_belong_to_their_images(real):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import bcosvit
 from bcosvit.cli import app
 from bcosvit.data import labeled_images, open_source
-from bcosvit.metrics import METRICS, configure, evaluate
+from bcosvit.metrics import METRICS, PixelPerturbation, configure, evaluate
 from bcosvit.metrics.randomization import shuffled_weights
 from bcosvit.models.weights import CLASSES_KEY
 from bcosvit.paper import FIGURES, StudyOptions, charts, measure, reproduce, runs
@@ -97,6 +97,31 @@ def test_what_is_measured_is_what_evaluate_finds(data, weights, tmp_path):
         mine = {row["method"]: row[column] for row in rows if row.get("output") != "logit"}
         (expected,) = found[name].columns().values()
         assert mine == pytest.approx({method: each.mean for method, each in expected.items()})
+
+
+def test_a_measurement_that_was_stopped_goes_on_where_it_was(data, weights, tmp_path, monkeypatch):
+    study = options(data, tmp_path / "stopped", weights, batch_size=1)
+    whole = reproduce("perturbation", replace(study, out=tmp_path / "whole"), log=lambda _: None)
+    scored, most = [], 2
+    score = PixelPerturbation.score
+
+    def stop_after_two(metric, batch):
+        scored.extend(key for key in batch.keys if key not in scored)
+        if len(scored) > most:
+            raise KeyboardInterrupt
+        return score(metric, batch)
+
+    monkeypatch.setattr(PixelPerturbation, "score", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("perturbation", study, log=lambda _: None)
+    (partial,) = study.out.glob("given/*/measured/*.partial.jsonl")
+    first = scored[:2]
+    scored.clear()
+    made = reproduce("perturbation", study, log=lambda _: None)
+    assert len(scored) == 2
+    assert set(scored).isdisjoint(first)
+    assert made.outcomes["perturbation"].rows == whole.outcomes["perturbation"].rows
+    assert not partial.exists()
 
 
 def test_only_other_weights_are_measured_again(data, weights, tmp_path, monkeypatch):

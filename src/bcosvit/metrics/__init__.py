@@ -52,6 +52,7 @@ from bcosvit.metrics.evaluation import (
     write_summary,
     write_table,
 )
+from bcosvit.metrics.kept import KeptScores
 from bcosvit.metrics.loader import Images, Masks
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "GridPointingResult",
     "Images",
     "Item",
+    "KeptScores",
     "MaskOverlap",
     "MaskResult",
     "Masks",

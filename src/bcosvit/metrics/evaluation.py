@@ -31,6 +31,7 @@ from bcosvit.metrics.base import (
     MetricResult,
     Prediction,
 )
+from bcosvit.metrics.kept import KeptScores
 from bcosvit.metrics.loader import Batch, Images, Masks, Ranks, Reader
 from bcosvit.metrics.statistics import Bootstrap
 from bcosvit.models.base import AnyModel
@@ -118,6 +119,7 @@ def evaluate(
     num_workers: int = 0,
     progress: Progress | None = None,
     known: AccuracyResult | None = None,
+    keep: KeptScores | None = None,
 ) -> Evaluation:
     """Evaluates a model and its explanations.
 
@@ -138,13 +140,15 @@ def evaluate(
         progress: A function that is called after each batch.
         known: The accuracy that an earlier call found for this model and these data, which are
             then not predicted again.
+        keep: Where scores are kept while others are computed, so that an evaluation that was
+            stopped goes on when this is called again with the same arguments.
 
     Returns:
         The results of all metrics.
 
     Raises:
-        ValueError: If the model is in training mode, a metric or method does not apply, or the
-            data are not what they were when they were first read.
+        ValueError: If the model is in training mode, a metric or method does not apply, the data
+            are not what they were when they were first read, or several processes keep scores.
 
     Examples:
         >>> import torch, bcosvit
@@ -179,6 +183,9 @@ def evaluate(
             f"The accuracy that is known is of {known.images} images, and the data have "
             f"{len(data)}; give what evaluating this model on these very data has found."
         )
+    ranks = Ranks.current()
+    if keep is not None and ranks.count > 1:
+        raise ValueError("Several processes cannot keep scores in one file; leave out keep.")
     run = _Run(
         model,
         data,
@@ -186,8 +193,9 @@ def evaluate(
         batch_size,
         num_workers,
         masks,
-        Ranks.current(),
+        ranks,
         progress,
+        keep,
         # Two CUDA graphs: batches of predictions and those of metrics may differ in size.
         predicting=with_cuda_graphs(model, model.from_encoded),
         scoring=with_cuda_graphs(model, model.from_encoded),
@@ -290,6 +298,7 @@ class _Run:
     masks: Masks | None
     ranks: Ranks
     progress: Progress | None
+    keep: KeptScores | None
     predicting: FromEncoded
     scoring: FromEncoded
     missed: list[float] = field(default_factory=list)
@@ -384,13 +393,23 @@ def _measure(
     mine = run.ranks.share(items)
     batch_size = tiles * max(1, run.batch_size // tiles)
     what = "explanations" if tiles == 1 else first
-    rows: list[dict[str, _Row]] = []
-    shown = [image for item in mine for image in item]
+    done: dict[Item, dict[str, _Row]] = {}
+    if run.keep is not None:
+        done, missed = run.keep.read(group, mine)
+        run.missed.extend(missed)
+    lacking = [item for item in mine if item not in done]
+    scored_now = 0
+    shown = [image for item in lacking for image in item]
     needs_masks = any(metric.needs_masks for metric in group.values())
     for batch in run.again(shown, batch_size, what, masks=needs_masks):
-        here = mine[len(rows) : len(rows) + len(batch.indices) // tiles]
-        rows += _score_batch(run, group, batch, here, wanted)
-    scored = dict(zip(items, run.ranks.gather(rows), strict=True))
+        here = lacking[scored_now : scored_now + len(batch.indices) // tiles]
+        scored_now += len(here)
+        missed_before = len(run.missed)
+        rows = _score_batch(run, group, batch, here, wanted)
+        done |= zip(here, rows, strict=True)
+        if run.keep is not None:
+            run.keep.add(group, here, rows, run.missed[missed_before:])
+    scored = dict(zip(items, run.ranks.gather([done[item] for item in mine]), strict=True))
     found: dict[str, MetricResult] = {}
     for name, metric in group.items():
         kept = [item for item in selected[name] if name in scored[item]]

@@ -3,7 +3,8 @@
 A result holds one number per image or grid, not only means, so that figures can resample them.
 Every explanation method has a file of its own, which is named after a digest of everything that the
 numbers depend on, the versions of the metric and of the method included. So a method that is new or
-has changed is measured without measuring the others again.
+has changed is measured without measuring the others again. Scores are kept while a measurement is
+taken, so that one that was stopped goes on where it was.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from bcosvit.metrics import (
     Estimate,
     Evaluation,
     GridPointingGame,
+    KeptScores,
     Metric,
     MetricResult,
     NotDefinedError,
@@ -326,7 +328,9 @@ def _evaluate(
     kind = "bcos_vit" if isinstance(spec, GivenModel) else spec.kind
     workers = study.recipes[kind].num_workers
 
-    def measure(metrics: Sequence[Metric], known: AccuracyResult | None) -> Evaluation:
+    def measure(
+        metrics: Sequence[Metric], known: AccuracyResult | None, keep: KeptScores | None = None
+    ) -> Evaluation:
         return evaluate(
             predictor.model,
             images,
@@ -335,6 +339,7 @@ def _evaluate(
             batch_size=study.batch_size,
             num_workers=choose_workers(predictor.device) if workers is None else workers,
             known=known,
+            keep=keep,
         )
 
     if known is None:
@@ -343,8 +348,23 @@ def _evaluate(
             temporary.write_text(json.dumps(dataclasses.asdict(known)))
     if only_predicts:
         return [_accuracy(known)]
-    found = measure(metrics, known)
+    keep = _kept_scores(study, spec, metrics, methods)
+    found = measure(metrics, known, keep)
+    keep.remove()
     return [_scores(found[name]) for name in name_metrics(metrics)]
+
+
+def _kept_scores(
+    study: Study, spec: RunSpec, metrics: Sequence[Metric], methods: Sequence[str]
+) -> KeptScores:
+    """Where the scores of a measurement are kept until all are there."""
+    settings = {
+        "limit": study.limit,
+        "metrics": [[each.name, each.version, dataclasses.asdict(each)] for each in metrics],  # type: ignore[call-overload]
+        "methods": {method: METHODS.get(method).version for method in methods},
+    }
+    name = f"{metrics[0].name}-{digest(settings)}.partial.jsonl"
+    return KeptScores(run_folder(study, spec) / "measured" / name)
 
 
 def _scores(found: MetricResult) -> dict[str, Any]:
