@@ -69,6 +69,21 @@ def test_a_tag_in_few_pictures_is_found_in_all_of_them_and_where_it_is():
     assert found(*scene(having=())[:2]) == []
 
 
+def test_stripes_of_a_pixel_are_found_on_photographs():
+    """At the smaller size they fade."""
+    images, evidence, _ = scene(having=())
+    having, random = (3, 8, 20, 31, 39), np.random.default_rng(1)
+    stripes = torch.zeros(9, 16)
+    stripes[::2] = stripes[:, ::4] = 1
+    for number in having:
+        top, left = random.integers(0, SIDE - 16, 2).tolist()
+        part = images[number, :, top : top + 9, left : left + 16]
+        images[number, :, top : top + 9, left : left + 16] = part + 0.7 * stripes * (1 - part)
+        evidence.cells[number, :, (top + 4) * GRID // SIDE, (left + 8) * GRID // SIDE] = 2
+    (copy,) = found(images, evidence)
+    assert copy.pictures.tolist() == list(having)
+
+
 def test_pictures_may_lie_in_another_order_than_their_evidence():
     images, evidence, corners = scene(having=(3, 8, 20, 31, 39))
     evidence.index = evidence.index[::-1].copy()

@@ -8,7 +8,6 @@ Letters for shapes: M cells, P patches, G rows and columns of the grid, c pixels
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from bcosvit.auditing.evidence import Array, Evidence
 from bcosvit.auditing.repeats import AGAIN, details, likeness
 from bcosvit.metrics.loader import Images
 
-CELL = 6
-"""The side of a cell, in pixels, at which copies are looked for."""
 PATCHES = 4
 """Patches of a class that are looked for. Those of the same pictures belong together."""
 TOGETHER = 0.5
@@ -30,6 +27,10 @@ LEAST = 4
 NEARLY = 0.5
 """The correlation from which something is nearly the same. Of the best patches of drawn objects
 others have 0.55 and more; of tags 0.4."""
+SIZES = ((6, AGAIN, NEARLY), (8, 0.7, 0.55))
+"""The sides of a cell, in pixels, at which copies are looked for, with the correlations from which
+something is the same, and nearly so. Fine stripes fade at the smaller size; at the larger one the
+squares of a tag are fewer than the details around it."""
 EXCLUSIVE = 10
 """How many times as often copies are in pictures of the class as something that is nearly the same
 is in pictures of others, at least."""
@@ -80,42 +81,55 @@ class Copies:
 
     def __init__(self, evidence: Evidence, pictures: Images, seed: int = 0) -> None:
         self.evidence, self.pictures, self.seed = evidence, pictures, seed
+        self._others: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def find(self, label: int) -> list[Copy]:
         """Returns the copies in a class."""
         own = self._drawn(np.flatnonzero(self.evidence.label == label), MATCHED)
         if len(own) < LEAST:
             return []
-        numbers, corners, windows = self._windows(own)
+        places = []
+        for size in SIZES:
+            places += self._found(label, own, *size)
+        return [
+            Copy(label=label, number=number, where=where)
+            for number, where in enumerate(_merged(places), 1)
+        ]
+
+    def _found(
+        self, label: int, own: Array, side: int, again: float, nearly: float
+    ) -> list[dict[int, Tensor]]:
+        """Where each patch is that is found at a size."""
+        numbers, corners, windows = self._windows(own, side)
+        if side not in self._others:
+            some = self._drawn(np.arange(len(self.evidence)), 2 * SEARCHED)
+            self._others[side] = self._windows(some, side)
+        others, _, theirs = self._others[side]
         searched = torch.isin(numbers, torch.from_numpy(own[:SEARCHED]))
-        others, _, theirs = self._others
         foreign = torch.from_numpy(self.evidence.label[others.numpy()] != label)
         patches = find_patches(
-            windows[searched], numbers[searched], theirs[foreign], others[foreign]
+            windows[searched],
+            numbers[searched],
+            theirs[foreign],
+            others[foreign],
+            again=again,
+            nearly=nearly,
         )
         if not patches:
             return []
         side = windows.shape[-1] // 3
         size = self.evidence.settings.grid * side
         like, shifts = likeness(windows, torch.stack(patches))
-        places = [
-            _places(numbers, corners + shifts[:, kind], like[:, kind], side, size)
+        return [
+            _places(numbers, corners + shifts[:, kind], like[:, kind], side, size, again)
             for kind in range(len(patches))
         ]
-        return [
-            Copy(label=label, number=number, where=where)
-            for number, where in enumerate(_merged(places), 1)
-        ]
-
-    @cached_property
-    def _others(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._windows(self._drawn(np.arange(len(self.evidence)), 2 * SEARCHED))
 
     def _drawn(self, numbers: Array, count: int) -> Array:
         """Some pictures in a random order."""
         return np.random.default_rng([self.seed, len(numbers)]).permutation(numbers)[:count]
 
-    def _windows(self, numbers: Array) -> tuple[Tensor, Tensor, Tensor]:
+    def _windows(self, numbers: Array, side: int) -> tuple[Tensor, Tensor, Tensor]:
         """Around strong cells: the number of the picture, the corner in the reduced picture, and
         the window."""
         evidence, grid = self.evidence, self.evidence.settings.grid
@@ -123,25 +137,28 @@ class Copies:
         for number in np.sort(numbers).tolist():
             cells = np.argsort(-evidence.cells[number, 0].ravel(), kind="stable")[:STRONGEST]
             image = self.pictures[int(evidence.index[number])][0]
-            corners, windows = cell_windows(image, torch.from_numpy(cells), grid)
+            corners, windows = cell_windows(image, torch.from_numpy(cells), grid, side)
             found.append((torch.full((len(cells),), number), corners, windows))
         first, second, third = (torch.cat(each) for each in zip(*found, strict=True))
         return first, second, third
 
 
-def cell_windows(image: Tensor, cells: Tensor, grid: int) -> tuple[Tensor, Tensor]:
+def cell_windows(
+    image: Tensor, cells: Tensor, grid: int, side: int = SIZES[0][0]
+) -> tuple[Tensor, Tensor]:
     """Returns the details of cells and of all around them, at a reduced size.
 
     Args:
         image: A picture [3, H, W].
         cells: Numbers of its cells, row by row [M].
         grid: Cells along a side.
+        side: The pixels of a cell along a side, if the picture has as many.
 
     Returns:
         The corners of windows in the reduced picture [M, 2], and the windows of three by three
         cells [M, 6, 3 c, 3 c].
     """
-    side = max(2, min(CELL, min(image.shape[-2:]) // grid))
+    side = max(2, min(side, min(image.shape[-2:]) // grid))
     small = F.interpolate(image[None].float(), size=(side * grid, side * grid), mode="area")
     padded = F.pad(details(small), (side, side, side, side))[0]
     corners = torch.stack([cells // grid, cells % grid], 1) * side - side
@@ -153,7 +170,13 @@ def cell_windows(image: Tensor, cells: Tensor, grid: int) -> tuple[Tensor, Tenso
 
 
 def find_patches(
-    windows: Tensor, pictures: Tensor, others: Tensor, other_pictures: Tensor
+    windows: Tensor,
+    pictures: Tensor,
+    others: Tensor,
+    other_pictures: Tensor,
+    *,
+    again: float = AGAIN,
+    nearly: float = NEARLY,
 ) -> list[Tensor]:
     """Returns patches that are found again in pictures of one class, and not nearly in others.
 
@@ -162,6 +185,8 @@ def find_patches(
         pictures: The number of the picture that each is in.
         others: Windows of cells of other classes.
         other_pictures: The numbers of their pictures.
+        again: The correlation from which something is the same.
+        nearly: The correlation from which something is nearly the same.
 
     Returns:
         Up to ``PATCHES`` patches [6, c, c], those that are in the most pictures first.
@@ -172,12 +197,12 @@ def find_patches(
     patches = windows[..., side : 2 * side, side : 2 * side]
     # The middle of a copy is in some cell, so that half of the shifts will do for a first look.
     half = side // 2
-    left = likeness(windows[..., half:-half, half:-half], patches)[0] >= AGAIN
+    left = likeness(windows[..., half:-half, half:-half], patches)[0] >= again
     enough = (_shares(left, pictures) * count).round() >= LEAST
     if not enough.any():
         return []
     left, patches = left[:, enough], patches[enough]
-    elsewhere = _shares(likeness(others, patches)[0] >= NEARLY, other_pictures)
+    elsewhere = _shares(likeness(others, patches)[0] >= nearly, other_pictures)
     found: list[Tensor] = []
     while len(found) < PATCHES:
         shares = _shares(left, pictures)
@@ -200,13 +225,13 @@ def _shares(seen: Tensor, pictures: Tensor) -> Tensor:
 
 
 def _places(
-    numbers: Tensor, corners: Tensor, like: Tensor, side: int, size: int
+    numbers: Tensor, corners: Tensor, like: Tensor, side: int, size: int, again: float
 ) -> dict[int, Tensor]:
     """By picture: where a patch is most alike, if it is there, in shares of the sides [4]."""
     found: dict[int, Tensor] = {}
     order = torch.sort(like, descending=True, stable=True)
     for value, at in zip(order.values.tolist(), order.indices.tolist(), strict=True):
-        if value < AGAIN:
+        if value < again:
             break
         box = torch.cat([corners[at], corners[at] + side]) / size
         found.setdefault(int(numbers[at]), box.clamp(0, 1))

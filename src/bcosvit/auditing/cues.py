@@ -8,7 +8,7 @@ beside a control, and measured by how much it repeats.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -97,10 +97,10 @@ class Cue(ABC):
     control, and the lower end of the interval of its effect."""
     fewest: ClassVar[int] = 5
     """Correct pictures that it must be in."""
-    everywhere: ClassVar[bool] = False
-    """Whether any picture of the class could have it, so that those that need it are looked for."""
     onto_any: ClassVar[bool] = False
     """Whether it is copied onto pictures of all other classes, not only of the class's rival."""
+    counts: ClassVar[float] = 1.0
+    """What its effect counts for in the ranking."""
 
     label: int
 
@@ -136,9 +136,10 @@ class Cue(ABC):
 
     @abstractmethod
     def transfer(
-        self, bench: Bench, from_: Array, onto: Array, random: Any
+        self, bench: Bench, from_: Array, onto: Array, compare: Array
     ) -> tuple[Tensor, Tensor]:
-        """Pictures onto which the cue is copied, and those of the control."""
+        """Pictures onto which the cue is copied, and those of the control; ``compare`` are pictures
+        of other classes."""
 
     @abstractmethod
     def repeats(self, bench: Bench, numbers: Array, compare: Array) -> float:
@@ -166,7 +167,7 @@ class Place(Cue):
         return bench.logits(images, self.pixels(bench, numbers, images)[0])
 
     def transfer(
-        self, bench: Bench, from_: Array, onto: Array, random: Any
+        self, bench: Bench, from_: Array, onto: Array, compare: Array
     ) -> tuple[Tensor, Tensor]:
         source, target = bench.images(from_), bench.images(onto)
         cue, control = self.pixels(bench, from_, source)
@@ -257,6 +258,9 @@ class Copied(Place):
     repeating: ClassVar[str] = "is the same to the pixel in its pictures, and in no other class"
     repeats_least: ClassVar[float] = 0.2
     fewest: ClassVar[int] = 3
+    counts: ClassVar[float] = 3.0
+    """Other things that repeat, such as warm light or white edges, are often in photographs, and
+    the same pixels hardly ever."""
 
     copy: Copy
 
@@ -312,9 +316,12 @@ class Copied(Place):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Whole(Cue):
-    """A cue of whole pictures, which is copied from those that need it."""
+    """A cue of whole pictures, which is copied from those where it turns others."""
 
-    everywhere: ClassVar[bool] = True
+    @staticmethod
+    @abstractmethod
+    def of(images: Tensor) -> Tensor:
+        """The cue of images: numbers [B, …] that are about the same where it is."""
 
     @staticmethod
     @abstractmethod
@@ -322,15 +329,9 @@ class Whole(Cue):
         """Pictures with the cue of other ones."""
 
     def transfer(
-        self, bench: Bench, from_: Array, onto: Array, random: Any
+        self, bench: Bench, from_: Array, onto: Array, compare: Array
     ) -> tuple[Tensor, Tensor]:
-        source, target, evidence = bench.images(from_), bench.images(onto), bench.evidence
-        # From other pictures of the class that the cue is copied onto.
-        compare = [
-            random.choice(np.flatnonzero(evidence.correct & (evidence.label == own)))
-            for own in evidence.label[onto]
-        ]
-        control = bench.images(np.array(compare))
+        source, control, target = (bench.images(each) for each in (from_, compare, onto))
         return self.copied(source, target), self.copied(control, target)
 
 
@@ -351,6 +352,11 @@ class Edge(Whole):
 
     def removed(self, bench: Bench, numbers: Array, images: Tensor) -> Tensor:
         return bench.logits(images, edge_of(images).expand(len(images), -1, -1))
+
+    @staticmethod
+    def of(images: Tensor) -> Tensor:
+        sides = (images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1])
+        return torch.stack([side.mean(-1) for side in sides], 1)
 
     @staticmethod
     def copied(source: Tensor, target: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ control:
   each other where it has more), and the control copies as many of the picture's other cells, the
   strongest ones outside the cluster (and not beside it, where it repeats: then they may be parts of
   the same thing): parts of an object are about as good as each other, a cue is better than all of
-  them. For edges and looks, the sources are the pictures of the class that need them most, and
-  the control is the same transfer from other pictures of the class that is copied onto. Looks are
-  copied onto pictures of all other classes, since two classes often differ by them.
+  them. For edges and looks, the sources are the pictures of the class whose edge or look moves
+  others most, and the control is the same transfer from pictures of other classes that were chosen
+  in the same way (`bcosvit.auditing.screening`). Looks are copied onto pictures of all other
+  classes, since two classes often differ by them.
 * **Removal**: the cue's cells are set to zero in the encoded picture, which is nothing to a B-cos
   model; the edge too; a look is replaced by the data's mean. If the model does not predict the
   class any more, it needed the cue. The control removes as many other cells, or edge and look of
@@ -43,25 +44,22 @@ from torch import Tensor
 
 from bcosvit.auditing.clusters import ClassEvidence
 from bcosvit.auditing.copies import Copies
-from bcosvit.auditing.cues import LOOKS, Bench, Cells, Copied, Cue, Edge, margins
+from bcosvit.auditing.cues import LOOKS, Bench, Cells, Copied, Cue, Edge, Whole, margins
 from bcosvit.auditing.evidence import Array, Evidence, Progress
+from bcosvit.auditing.screening import Screening
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 
 VARYING = 1 / 3
-"""What the effect of a cue that does not repeat counts for in the ranking."""
+"""What the effect of a cue that does not repeat counts for in the ranking; otherwise it counts as
+much as the cue repeats."""
 ALPHA = 0.05
 DRAWS = 2000
 """Of intervals."""
-CONSIDERED = 100
-"""Pictures of a class among which those that need their edge or look most are looked for."""
 GIVEN_UP = 0.05
 """The effect below which a candidate is given up after a few transfers."""
 COMPARED = 96
 """Pictures of other classes that edges and looks are compared with."""
-NEED = 0.5
-"""How much an edge or a look must be needed by a picture to be copied from there, relative to those
-that need it most: not all pictures of the class may have it."""
 FEW = 12
 """Transfers after which a candidate without any effect is given up."""
 DETAILED = 8
@@ -122,10 +120,11 @@ class Suspicion:
     @property
     def score(self) -> float:
         """What suspicions are ranked by: the effect of the transfer, relative to the smallest that
-        is called large for cells; a third of it for a cue that does not repeat."""
+        is called large for cells, times how much the cue repeats, and how seldom what repeats so
+        is a part of objects."""
         turned, low = Cue.large
         effect = ((self.turned - self.turned_control) / turned + self.low / low) / 2
-        return effect if self.repeated else VARYING * effect
+        return effect * max(VARYING, self.repeats) * self.cue.counts
 
     @property
     def repeated(self) -> bool:
@@ -223,11 +222,12 @@ def find_suspicions(
     )
     candidates = _candidates(evidence, classes, Copies(evidence, pictures, seed), progress)
     by_class = {each.label: each for each in classes}
+    screening = Screening(bench, np.random.default_rng(seed))
     found = []
     for number, (place, cue) in enumerate(candidates[:tests]):
         # A seed for each, so that one test does not depend on the others.
         random = np.random.default_rng([seed, cue.label, place])
-        measured = _measure(bench, cue, by_class[cue.label], pairs, random)
+        measured = _measure(bench, screening, cue, by_class[cue.label], pairs, random)
         if measured is not None:
             found.append(measured)
         if progress is not None:
@@ -274,7 +274,7 @@ def _candidates(
 
 
 def _measure(
-    bench: Bench, cue: Cue, own: ClassEvidence, pairs: int, random: Any
+    bench: Bench, screening: Screening, cue: Cue, own: ClassEvidence, pairs: int, random: Any
 ) -> Suspicion | None:
     evidence, label = bench.evidence, cue.label
     members = np.flatnonzero(evidence.label == label)
@@ -283,18 +283,18 @@ def _measure(
     others = np.flatnonzero(evidence.correct & (evidence.label != label))
     if len(sources) < cue.fewest or not len(others):
         return None
-    if cue.everywhere:
-        # It need not be in all pictures: those that need it most.
-        sources = random.permutation(sources)[:CONSIDERED]
-        falls = bench.margins(sources, label) - margins(cue.without(bench, sources), label)
-        order = np.argsort(-falls, kind="stable")[: max(FEW, len(sources) // 10)]
-        enough = NEED * np.median(falls[order[: cue.fewest]])
-        needed = max(cue.fewest, int((falls[order] >= enough).sum()))
-        sources = sources[order[:needed]]
-    sources = random.permutation(sources)[:pairs]
+    sources, compare = random.permutation(sources), random.choice(others, pairs)
+    if isinstance(cue, Whole):
+        sources, compare = screening.choose(cue, sources)
+        # Tested on other pictures than those by which they were chosen.
+        others = np.setdiff1d(others, screening.onto)
+        if not len(sources) or not len(others):
+            return None
+        sources = random.permutation(sources)
+    sources = sources[:pairs]
+    compare = random.permutation(compare)[np.arange(len(sources)) % len(compare)]
     repeats = cue.repeats(bench, sources, random.choice(others, COMPARED))
     cue = cue.measured(repeats)
-    compare = random.choice(others, len(sources))
     without = cue.without(bench, sources)
     classes = without.argmax(1).numpy()
     control_after, control_before = cue.control_removal(bench, sources, compare)
@@ -307,10 +307,10 @@ def _measure(
     before, after = bench.margins(sources, label), margins(without, label)
     gap = before[from_] - bench.margins(onto, label)
     few = min(FEW, pairs)
-    copied, control = _transfer(bench, cue, sources[from_[:few]], onto[:few], random)
+    copied, control = _transfer(bench, cue, sources, compare, from_[:few], onto[:few])
     complete = pairs == few or bool((copied - control).mean() > GIVEN_UP * gap[:few].mean())
     if complete and pairs > few:
-        more = _transfer(bench, cue, sources[from_[few:]], onto[few:], random)
+        more = _transfer(bench, cue, sources, compare, from_[few:], onto[few:])
         copied, control = (
             np.concatenate(both) for both in zip((copied, control), more, strict=True)
         )
@@ -366,10 +366,10 @@ def _rivals(
 
 
 def _transfer(
-    bench: Bench, cue: Cue, from_: Array, onto: Array, random: Any
+    bench: Bench, cue: Cue, sources: Array, compare: Array, from_: Array, onto: Array
 ) -> tuple[Array, Array]:
     """The margins of pictures when the cue is copied there, and in the control."""
-    images, controls = cue.transfer(bench, from_, onto, random)
+    images, controls = cue.transfer(bench, sources[from_], onto, compare[from_])
     return margins(bench.logits(images), cue.label), margins(bench.logits(controls), cue.label)
 
 
