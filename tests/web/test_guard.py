@@ -463,5 +463,5 @@ def test_the_model_answers_while_the_queue_is_full(slow_server):
     assert "Queue is full" in sentence_of(refused[0])
     event = slow_server.call("model").json()["event_id"]
     assert "event: complete" in slow_server.read("model", event)
-    # Nobody reads the others, which are given up.
+    # Nobody reads the others, and still they end.
     used_until_idle(slow_server.address, processor_seconds(slow_server.address))
