@@ -155,10 +155,13 @@ def test_the_cue_is_its_pixels_and_the_control_as_many_elsewhere():
         # Whole cells.
         assert abs(int(mine[row].sum()) - int(control[row].sum())) <= (SIDE // GRID) ** 2
     onto = np.array([41, 42, 43, 44, 45])
-    copied, other = cue.transfer(bench, numbers, onto, None)
+    compare = np.array([46, 47, 48, 49, 50])
+    copied, other = cue.transfer(bench, numbers, onto, compare)
     assert torch.equal(copied[0][:, mine[0]], images[numbers[0]][:, mine[0]])
     assert torch.equal(copied[0][:, ~mine[0]], images[41][:, ~mine[0]])
-    assert torch.equal(other[0][:, ~control[0]], images[41][:, ~control[0]])
+    # The same pixels of pictures of another class.
+    assert torch.equal(other[0][:, mine[0]], images[46][:, mine[0]])
+    assert torch.equal(other[0][:, ~mine[0]], images[41][:, ~mine[0]])
     assert cue.repeats(bench, numbers, onto) > 0.5
     share = cue.share(evidence)
     assert 0 < share < 0.1

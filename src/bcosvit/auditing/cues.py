@@ -304,6 +304,14 @@ class Copied(Place):
             ] = True
         return cue.to(images.device), pixels_of(control.unflatten(1, (grid, grid)), images)
 
+    def transfer(
+        self, bench: Bench, from_: Array, onto: Array, compare: Array
+    ) -> tuple[Tensor, Tensor]:
+        source, other, target = (bench.images(each) for each in (from_, compare, onto))
+        # What is no part of the object is not compared with its strongest parts.
+        cue = self.pixels(bench, from_, source)[0][:, None]
+        return torch.where(cue, source, target), torch.where(cue, other, target)
+
     def repeats(self, bench: Bench, numbers: Array, compare: Array) -> float:
         numbers = numbers[:PAIRED]
         images = bench.images(numbers).float().cpu()

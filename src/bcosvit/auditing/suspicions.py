@@ -10,10 +10,11 @@ control:
   each other where it has more), and the control copies as many of the picture's other cells, the
   strongest ones outside the cluster (and not beside it, where it repeats: then they may be parts of
   the same thing): parts of an object are about as good as each other, a cue is better than all of
-  them. For edges and looks, the sources are the pictures of the class whose edge or look moves
-  others most, and the control is the same transfer from pictures of other classes that were chosen
-  in the same way (`bcosvit.auditing.screening`). Looks are copied onto pictures of all other
-  classes, since two classes often differ by them.
+  them. The control of a copy are the same pixels of pictures of other classes: what is the same to
+  the pixel is no part of the object. For edges and looks, the sources are the pictures of the class
+  whose edge or look moves others most, and the control is the same transfer from pictures of other
+  classes that were chosen in the same way (`bcosvit.auditing.screening`). Looks are copied onto
+  pictures of all other classes, since two classes often differ by them.
 * **Removal**: the cue's cells are set to zero in the encoded picture, which is nothing to a B-cos
   model; the edge too; a look is replaced by the data's mean. If the model does not predict the
   class any more, it needed the cue. The control removes as many other cells, or edge and look of
