@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -345,7 +346,69 @@ def tile_rows(batch: int) -> list[Row]:
             rows.append(row)
             print(row, flush=True)
         kernels._TILES[name] = today
+    return rows + product_rows(batch)
+
+
+def product_rows(batch: int) -> list[Row]:
+    """Times the fused product of ViT-B with other tiles, and the gradient of its input by each of
+    the two ways."""
+    from bcosvit.ops import bcos_triton
+
+    today, processors = bcos_triton.TILES, bcos_triton._processors
+    tried = [
+        (today, 1), ((128, 256, 64, 8, 4), 1), ((256, 128, 64, 8, 3), 1), ((256, 128, 64, 8, 4), 1),
+        ((128, 128, 64, 4, 3), 2), ((128, 128, 128, 8, 3), 1), (today, 1),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for inputs, outputs in ((768, 768), (768, 3072), (3072, 768)):
+        x, g = (
+            torch.randn(batch * 196, width, device="cuda").bfloat16() for width in (inputs, outputs)
+        )
+        weight = torch.randn(2 * outputs, inputs, device="cuda").bfloat16()
+        norm = x.float().norm(dim=1)
+        by = (2, 2.0, 1.0, True, True, False)
+        name = f"{inputs} -> {outputs}"
+        for tiles, per_processor in tried:
+            bcos_triton.TILES = bcos_triton.Tiles(*tiles)
+            bcos_triton._processors = lambda device, n=per_processor: n * processors(device)
+            row: Row = {"name": f"product {name} {tuple(tiles)} × {per_processor}"}
+            try:
+                run = partial(bcos_triton._launch_product, x, weight, norm, *by)
+                rows.append(row | {"ms": milliseconds(run, rounds=20)})
+            except Exception as problem:
+                rows.append(row | {"failed": str(problem)[:80]})
+            print(rows[-1], flush=True)
+        bcos_triton.TILES, bcos_triton._processors = today, processors
+        rows.append({"name": f"gradient {name}", **gradient_costs(x, weight, norm, g)})
+        print(rows[-1], flush=True)
     return rows
+
+
+def gradient_costs(x: Tensor, weight: Tensor, norm: Tensor, g: Tensor) -> Row:
+    """Milliseconds of the gradient of the input of a transform with MaxOut 2, by both ways."""
+    from bcosvit.ops import bcos_triton, sparse_triton
+
+    y, winner, _ = bcos_triton._launch_product(x, weight, norm, 2, 2.0, 1.0, True, True, False)
+    how = (2.0, 1.0, True, False)
+
+    def dense() -> Tensor:
+        return bcos_triton._launch_scale_backward(g, None, y, winner, norm, 2, *how)[0] @ weight
+
+    def sparse() -> Tensor:
+        return bcos_triton._launch_input_gradient(g, None, weight, y, winner, norm, *how)[0]
+
+    if not sparse_triton.is_usable(x.device, x.dtype):
+        return {"dense": milliseconds(dense, rounds=20)}
+    check("sparse products", (sparse() - dense()).norm() / dense().norm(), 1e-2)
+    packed, _, places = sparse_triton.room(y.shape[0], y.shape[1], y)
+    sparse_triton.write_places(winner, places)
+    return {
+        "dense": milliseconds(dense, rounds=20),
+        "sparse": milliseconds(sparse, rounds=20),
+        "places": milliseconds(lambda: sparse_triton.write_places(winner, places), rounds=20),
+        "product": milliseconds(lambda: sparse_triton.multiply(packed, weight), rounds=20),
+        "way": sparse_triton.fastest_way(packed.numel(), weight.shape, x.dtype, x.device),
+    }
 
 
 def densenet_rows(batch: int) -> list[Row]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bcosvit.machine import free_memory, stored_bytes
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import is_frozen, unverified, unwrapped, view
+from bcosvit.ops.dispatch import computed_in
 from bcosvit.registry import Registry
 
 
@@ -139,12 +140,6 @@ def incompleteness(attribution: Attribution, why: str = "") -> str | None:
         f"{tolerance:.0e} is the tolerance in {str(dtype).removeprefix('torch.')}: "
         f"{why or 'compute in a wider dtype, and check that weights and images are finite'}."
     )
-
-
-def computed_in(tensor: Tensor) -> torch.dtype:
-    """The dtype that products of ``tensor`` are computed in: autocast's, or its own."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 # Whether the caller checks what an explainer returns, and by which rule.

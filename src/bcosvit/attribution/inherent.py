@@ -20,14 +20,13 @@ from bcosvit.attribution.base import (
     Explainer,
     Target,
     check_direct_call,
-    computed_in,
     register_explainer,
     resolve_target,
 )
 from bcosvit.models.base import AnyModel, Classifier
 from bcosvit.nn.encoding import check_images
 from bcosvit.nn.views import DynamicModule, M, frozen_view, unwrapped
-from bcosvit.ops.dispatch import HALF_DTYPES, wide
+from bcosvit.ops.dispatch import HALF_DTYPES, computed_in, wide
 from bcosvit.ops.products import matmul
 
 
@@ -219,10 +218,9 @@ def _as_seen(encoded: Tensor) -> Tensor:
 
     Pixels have a few hundred values, whose rounding would not average out.
     """
-    device = encoded.device.type
-    if not torch.is_autocast_enabled(device) or encoded.dtype == torch.float64:
+    if encoded.dtype == torch.float64 or not torch.is_autocast_enabled(encoded.device.type):
         return encoded
-    return encoded.to(torch.get_autocast_dtype(device)).float()
+    return encoded.to(computed_in(encoded)).float()
 
 
 def _in_float16(encoded: Tensor) -> bool:

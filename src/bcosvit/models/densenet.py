@@ -15,6 +15,7 @@ from bcosvit.models.registry import register_model
 from bcosvit.nn.conv import BcosConv2d
 from bcosvit.nn.encoding import BcosEncoding, ImageNetEncoding
 from bcosvit.nn.norm import AvgPool2d, BatchNormUncentered2d
+from bcosvit.ops.dispatch import computed_in
 
 VARIANTS = {"bcos_densenet121": {"flavor": "v1"}, "densenet121": {"flavor": "conventional"}}
 
@@ -55,7 +56,7 @@ class DenseBlock(nn.ModuleDict):
         shape = (len(x), width + len(self) * growth, *x.shape[2:])
         # A position's channels lie side by side, as the kernels read them.
         layout = torch.channels_last
-        out = torch.empty(shape, dtype=_computed(x), device=x.device, memory_format=layout)
+        out = torch.empty(shape, dtype=computed_in(x), device=x.device, memory_format=layout)
         out[:, :width] = x
         for layer in self.values():
             out[:, width : width + growth] = layer(out[:, :width])
@@ -72,12 +73,6 @@ def _writes_in_place(x: Tensor, block: nn.Module) -> bool:
         return False
     asked = x.requires_grad or any(p.requires_grad for p in block.parameters())
     return not (torch.is_grad_enabled() and asked)
-
-
-def _computed(x: Tensor) -> torch.dtype:
-    """The dtype that convolutions of ``x`` yield."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def dense_features(config: DenseNetConfig, tap: int | None = None) -> nn.Sequential:

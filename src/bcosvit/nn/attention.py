@@ -12,6 +12,7 @@ from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior
 from bcosvit.nn.views import DynamicModule
 from bcosvit.ops import attention_matrix, prior_attention
+from bcosvit.ops.dispatch import computed_in
 
 AttentionKind = Literal["shifted", "standard"]
 
@@ -62,6 +63,8 @@ class Attention(DynamicModule):
         else:
             normed = self.norm(tokens)
         fixed = self.constant(normed)
+        # Autocast would narrow it for queries and for keys, and write it twice.
+        fixed = fixed.to(computed_in(fixed))
         query, key = self.split(self.query(fixed)), self.split(self.key(fixed))
         value = self.split(self.value(tokens if self.kind == "shifted" else normed))
         prior, kind = self.prior.logits, self.prior.kind

@@ -24,7 +24,7 @@ from bcosvit.ops.attention_kernels import (
     query_kernel,
     tokens_kernel,
 )
-from bcosvit.ops.dispatch import launches_directly, untraced
+from bcosvit.ops.dispatch import launches_directly, traceable, untraced
 
 _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634
@@ -69,7 +69,7 @@ def _launch(
     return out, lse
 
 
-_forward = torch.library.custom_op("bcosvit::prior_attention", _launch, mutates_args=())
+_forward = traceable("prior_attention", _launch)
 
 
 @_forward.register_fake
@@ -139,9 +139,7 @@ def _launch_tokens(
     return d_query, d_key, d_value
 
 
-_backward_tokens = torch.library.custom_op(
-    "bcosvit::prior_attention_tokens", _launch_tokens, mutates_args=()
-)
+_backward_tokens = traceable("prior_attention_tokens", _launch_tokens)
 
 
 @_backward_tokens.register_fake
@@ -166,9 +164,7 @@ def _launch_value(
     return out
 
 
-_backward_value = torch.library.custom_op(
-    "bcosvit::prior_attention_value", _launch_value, mutates_args=()
-)
+_backward_value = traceable("prior_attention_value", _launch_value)
 
 
 @_backward_value.register_fake
@@ -204,9 +200,7 @@ def _launch_prior(
     return out
 
 
-_backward_prior = torch.library.custom_op(
-    "bcosvit::prior_attention_prior", _launch_prior, mutates_args=()
-)
+_backward_prior = traceable("prior_attention_prior", _launch_prior)
 
 
 @_backward_prior.register_fake

@@ -27,10 +27,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from bcosvit.ops import sparse_triton
 from bcosvit.ops.dispatch import (
     HALF_DTYPES,
+    computed_in,
     constant_if,
     launches_directly,
+    traceable,
     untraced,
     window_sums,
 )
@@ -116,7 +119,7 @@ def _launch_scale(
     return out, winner, squares
 
 
-_scale = torch.library.custom_op("bcosvit::bcos_scale", _launch_scale, mutates_args=())
+_scale = traceable("bcos_scale", _launch_scale)
 
 
 @_scale.register_fake
@@ -146,13 +149,15 @@ def remember_options(ctx, options, output) -> None:
 def units_backward(ctx, grad, d_squares, kept, with_norm: bool):
     """d units, and d norm or None; ``kept`` are y, the winners and the norms."""
     out, winner, norm = kept
-    if not ctx.with_squares or ctx.frozen:
-        d_squares = None
     backward = _launch_scale_backward if launches_directly(grad) else _scale_backward
-    d_units, d_norm = backward(
-        grad, d_squares, out, winner, norm, ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
-    )
+    how = ctx.m, ctx.b, ctx.scale, ctx.frozen, with_norm
+    d_units, d_norm = backward(grad, _used(ctx, d_squares), out, winner, norm, *how)
     return d_units, d_norm if with_norm else None
+
+
+def _used(ctx, d_squares):
+    """The gradient of Σy² where it counts: a frozen view holds norms constant."""
+    return d_squares if ctx.with_squares and not ctx.frozen else None
 
 
 def _save_scale(ctx, inputs, output) -> None:
@@ -185,9 +190,27 @@ def _launch_scale_backward(
     with_norm: bool,
 ) -> tuple[Tensor, Tensor]:
     """d units [k·R, M·C] and d norm [k·R]; ``grad`` may stack k gradients of the same rows."""
+    d_units = grad.new_empty(grad.shape[0], grad.shape[1] * m)
+    run = _write_units_gradient
+    d_norm = run(d_units, grad, d_squares, out, winner, norm, b, scale, frozen, with_norm)
+    return d_units, d_norm
+
+
+def _write_units_gradient(
+    d_units: Tensor,
+    grad: Tensor,
+    d_squares: Tensor | None,
+    out: Tensor,
+    winner: Tensor,
+    norm: Tensor,
+    b: float,
+    scale: float,
+    frozen: bool,
+    with_norm: bool,
+) -> Tensor:
+    """Writes d units, of the winners alone where there is one per output; returns d norm."""
     grad = grad.contiguous()
     rows, outputs = grad.shape
-    d_units = grad.new_empty(rows, outputs * m)
     d_norm = norm.new_empty(rows if with_norm else 0)
     block_r, block_c = _blocks(rows, outputs)
     _scale_backward_kernel[(triton.cdiv(rows, block_r),)](
@@ -204,7 +227,7 @@ def _launch_scale_backward(
         scale,
         1.0 if frozen else b,
         b,
-        M=m,
+        M=d_units.shape[1] // outputs,
         LINEAR=b == 1,
         SQUARE=b == 2,
         WITH_NORM=with_norm,
@@ -212,12 +235,10 @@ def _launch_scale_backward(
         BR=block_r,
         BC=block_c,
     )
-    return d_units, d_norm
+    return d_norm
 
 
-_scale_backward = torch.library.custom_op(
-    "bcosvit::bcos_scale_backward", _launch_scale_backward, mutates_args=()
-)
+_scale_backward = traceable("bcos_scale_backward", _launch_scale_backward)
 
 
 @_scale_backward.register_fake
@@ -228,12 +249,53 @@ def _(grad, d_squares, out, winner, norm, m, b, scale, frozen, with_norm):
 
 @_scale_backward.register_vmap
 def _(info, in_dims, grad: Tensor, *rest):
-    # Several classes of one explanation: their gradients are stacked, the rest is shared.
+    return _for_several_classes(_scale_backward, info, in_dims, grad, rest)
+
+
+def _launch_input_gradient(
+    grad: Tensor,
+    d_squares: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    winner: Tensor,
+    norm: Tensor,
+    b: float,
+    scale: float,
+    frozen: bool,
+    with_norm: bool,
+) -> tuple[Tensor, Tensor]:
+    """d x [k·R, D] and d norm [k·R] of a transform with MaxOut 2, by sparse tensor cores."""
+    how = b, scale, frozen, with_norm
+    if not sparse_triton.is_usable(grad.device, grad.dtype):
+        d_units, d_norm = _launch_scale_backward(grad, d_squares, out, winner, norm, 2, *how)
+        return d_units @ weight, d_norm
+    whole, numbers, places = sparse_triton.room(grad.shape[0], grad.shape[1], grad)
+    sparse_triton.write_places(winner, places)
+    d_norm = _write_units_gradient(numbers, grad, d_squares, out, winner, norm, *how)
+    return sparse_triton.multiply(whole, weight), d_norm
+
+
+_input_gradient = traceable("bcos_linear_input_gradient", _launch_input_gradient)
+
+
+@_input_gradient.register_fake
+def _(grad, d_squares, weight, out, winner, norm, b, scale, frozen, with_norm):
+    rows = grad.shape[0]
+    return grad.new_empty(rows, weight.shape[1]), norm.new_empty(rows if with_norm else 0)
+
+
+@_input_gradient.register_vmap
+def _(info, in_dims, grad: Tensor, *rest):
+    return _for_several_classes(_input_gradient, info, in_dims, grad, rest)
+
+
+def _for_several_classes(op, info, in_dims, grad: Tensor, rest):
+    """``op`` for several classes of one explanation: their gradients are stacked, the rest is
+    shared."""
     assert in_dims[0] is not None and all(dim is None for dim in in_dims[1:])
-    stacked = grad.movedim(in_dims[0], 0)
-    d_units, d_norm = _scale_backward(stacked.flatten(0, 1), *rest)
+    first, d_norm = op(grad.movedim(in_dims[0], 0).flatten(0, 1), *rest)
     k = info.batch_size
-    return (d_units.unflatten(0, (k, -1)), d_norm.view(k, -1)), (0, 0)
+    return (first.unflatten(0, (k, -1)), d_norm.view(k, -1)), (0, 0)
 
 
 def _blocks(rows: int, outputs: int) -> tuple[int, int]:
@@ -279,7 +341,7 @@ def bcos_linear(
             squares = length.square()
         norm = (constant_if(frozen, squares) + eps).sqrt()
     if torch.is_autocast_enabled(x.device.type):
-        narrow = torch.get_autocast_dtype(x.device.type)
+        narrow = computed_in(x)
         x, weight = x.to(narrow), weight.to(narrow)
     options: dict[str, Any] = {"b": b, "maxout": maxout, "scale": scale, "frozen": frozen}
     if fuses(x, weight, maxout):
@@ -366,7 +428,7 @@ def _launch_product(
     return out, winner, parts.sum(1)
 
 
-_product = torch.library.custom_op("bcosvit::bcos_linear", _launch_product, mutates_args=())
+_product = traceable("bcos_linear", _launch_product)
 
 
 @_product.register_fake
@@ -384,9 +446,19 @@ def _save_product(ctx, inputs, output) -> None:
 def _differentiate_product(ctx, grad, _, d_squares):
     x, weight, *kept = ctx.saved_tensors
     with_x, with_weight, with_norm = ctx.needs_input_grad[:3]
-    d_units, d_norm = units_backward(ctx, grad, d_squares, kept, with_norm)
-    d_x = d_units @ weight if with_x else None
-    d_weight = d_units.transpose(-2, -1) @ x if with_weight else None
+    d_x = d_weight = d_norm = None
+    sparse = ctx.m == 2 and with_x and sparse_triton.suits(grad, weight, expanded=with_weight)
+    if sparse:
+        run = _launch_input_gradient if launches_directly(grad) else _input_gradient
+        out, winner, norm = kept
+        how = ctx.b, ctx.scale, ctx.frozen, with_norm
+        d_x, d_norm = run(grad, _used(ctx, d_squares), weight, out, winner, norm, *how)
+        d_norm = d_norm if with_norm else None
+    if with_weight or not sparse:
+        d_units, also = units_backward(ctx, grad, d_squares, kept, with_norm and not sparse)
+        d_weight = d_units.transpose(-2, -1) @ x if with_weight else None
+        if not sparse:
+            d_x, d_norm = d_units @ weight if with_x else None, also
     return d_x, d_weight, d_norm, *[None] * 6
 
 

@@ -137,9 +137,36 @@ def untraced(
     return new_class(name, (torch.autograd.Function,), {}, lambda names: names.update(body))
 
 
+def traceable(name: str, launch: Callable[..., Any]) -> Any:
+    """An op of ``torch.library``, which ``torch.compile`` calls with tensors of any strides.
+
+    ``launch`` copies those whose strides it cannot read. Otherwise the compiler would copy every
+    input that it has not stored yet, and compute the sum of all skip connections again wherever it
+    is used.
+
+    Args:
+        name: The op's name.
+        launch: Computes the op, and changes none of its inputs.
+    """
+    return torch.library.custom_op(
+        f"bcosvit::{name}", launch, mutates_args=(), tags=(torch.Tag.flexible_layout,)
+    )
+
+
 def constant_if(frozen: bool, tensor: Tensor) -> Tensor:
     """In a frozen view ``tensor`` is part of the dynamic matrix W(x), so no gradient enters it."""
     return tensor.detach() if frozen else tensor
+
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The dtype that products of ``tensor`` are computed in: autocast's, or its own.
+
+    Autocast leaves float64 as it is.
+    """
+    device = tensor.device.type
+    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return tensor.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def wide(tensor: Tensor) -> Tensor:
