@@ -11,6 +11,11 @@ the same command without this script finds them finished, and draws its figures 
         --models ti_13,ti_38,ti_87,ti_87+position=none
     python benchmarks/paper_models.py measure --data imagenette/ --out paper --family bcos \\
         --models ti_13,ti_38,ti_87 --metrics localization,perturbation,norms --images 60
+    python benchmarks/paper_models.py work plan.txt --seconds 600
+
+``work`` takes the measurements of a file with a ``measure`` command per line (without the script's
+name), the first lines first, of all runs that are trained meanwhile. It ends when all are taken or
+the time is up. Images are read once for all models.
 
 ``backbone`` is left out where the backbone is given (``--bcos-backbone``,
 ``--conventional-backbone``). Options that `reproduce` has, too (``--set``, ``--flavor``,
@@ -21,10 +26,14 @@ measures with all sets of options of `reproduce options`. With the method ``attn
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
+import shlex
 import time
+import traceback
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bcosvit.data.dataset import Sample, Split, Transform
 from bcosvit.data.transforms import EvalTransform, TrainTransform
 from bcosvit.metrics import write_summary
 from bcosvit.models.base import create_model
@@ -43,6 +53,7 @@ from bcosvit.paper.measure import measure_options
 from bcosvit.paper.runs import (
     DONE,
     FINAL,
+    digest,
     run_backbone,
     run_config,
     run_folder,
@@ -63,31 +74,65 @@ BLOCKS = {"13": 1, "38": 2, "87": 3}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("backbone", "train", "measure"))
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--family", choices=("bcos", "conventional"), required=True)
-    parser.add_argument("--models", default="", help="e.g. ti_38,s_87+maxout=1")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--flavor", default="v2")
-    parser.add_argument("--bcos-backbone")
-    parser.add_argument("--conventional-backbone")
-    parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--methods")
-    parser.add_argument("--grids", type=int, default=250)
-    parser.add_argument("--images", type=int, default=250)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--metrics", default="localization,perturbation")
-    parser.add_argument("--options", action="store_true", help="All sets of `reproduce options`")
+    parser = arguments()
     given = parser.parse_args()
-    if "attnlrp" in (given.methods or "").split(","):
-        import attnlrp  # noqa: F401  (registers the method)
+    if given.step == "work":
+        lines = Path(given.plan).read_text().splitlines()
+        work([parser.parse_args(shlex.split(line)) for line in lines if line], given.seconds)
+        return
+    study = open_study(given)
+    if given.step == "backbone":
+        train_runs(study, [RunSpec(model=BACKBONE_OF[given.family])])
+    elif given.step == "train":
+        lacking = [spec for spec in specs(given) if run_record(study, spec) is None]
+        train_together(study, lacking, given.wait)
+    else:
+        work([given], 0)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--data", required=True)
+    shared.add_argument("--out", required=True)
+    shared.add_argument("--family", choices=("bcos", "conventional"), required=True)
+    shared.add_argument("--flavor", default="v2")
+    shared.add_argument("--bcos-backbone")
+    shared.add_argument("--conventional-backbone")
+    shared.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
+    models = argparse.ArgumentParser(add_help=False)
+    models.add_argument("--models", required=True, help="e.g. ti_38,s_87+maxout=1")
+    models.add_argument("--seed", type=int, default=0)
+    steps.add_parser("backbone", parents=[shared])
+    train = steps.add_parser("train", parents=[shared, models])
+    train.add_argument("--wait", type=float, default=0, help="Seconds, for the backbone")
+    measure = steps.add_parser("measure", parents=[shared, models])
+    measure.add_argument("--methods")
+    measure.add_argument("--grids", type=int, default=250)
+    measure.add_argument("--images", type=int, default=250)
+    measure.add_argument("--batch-size", type=int, default=64)
+    measure.add_argument("--metrics", default="localization,perturbation")
+    measure.add_argument("--options", action="store_true", help="All sets of `reproduce options`")
+    work = steps.add_parser("work")
+    work.add_argument("plan")
+    work.add_argument("--seconds", type=float, default=0, help="How long to wait for runs")
+    return parser
+
+
+def open_study(given: argparse.Namespace) -> Study:
     backbones = {
         "bcos_densenet121": given.bcos_backbone,
         "densenet121": given.conventional_backbone,
     }
-    study = Study.open(
+    how: dict[str, Any] = {}
+    if given.step == "measure":
+        methods = given.methods.split(",") if given.methods else None
+        if "attnlrp" in (methods or ()):
+            import attnlrp  # noqa: F401  (registers the method)
+        how = {name: getattr(given, name) for name in ("grids", "images", "batch_size")}
+        how["methods"] = methods and tuple(methods)
+    return Study.open(
         StudyOptions(
             data=given.data,
             out=Path(given.out),
@@ -95,19 +140,14 @@ def main() -> None:
             settings=parse_settings(given.set),
             flavor=given.flavor,
             backbones={name: file for name, file in backbones.items() if file},
-            methods=tuple(given.methods.split(",")) if given.methods else None,
-            grids=given.grids,
-            images=given.images,
-            batch_size=given.batch_size,
+            **how,
         )
     )
-    specs = [parse(given.family, text, given.seed) for text in given.models.split(",") if text]
-    if given.step == "backbone":
-        train_runs(study, [RunSpec(model=BACKBONE_OF[given.family])])
-    elif given.step == "train":
-        train_together(study, [spec for spec in specs if run_record(study, spec) is None])
-    else:
-        measure(study, specs, given.metrics.split(","), all_options=given.options)
+
+
+def specs(given: argparse.Namespace) -> list[RunSpec]:
+    """The runs that are named."""
+    return [parse(given.family, text, given.seed) for text in given.models.split(",") if text]
 
 
 def parse(family: str, text: str, seed: int) -> RunSpec:
@@ -118,25 +158,115 @@ def parse(family: str, text: str, seed: int) -> RunSpec:
     return dataclasses.replace(spec, seed=seed)
 
 
-def measure(study: Study, specs: Sequence[RunSpec], metrics: Sequence[str], **how: bool) -> None:
+Kept = dict[str, dict[Any, dict[int, Sample]]]
+"""Images that were read, by data, transform and position."""
+
+
+class KeptSplit(Split):
+    """A split whose transformed images stay in memory, for passes over many models."""
+
+    def __init__(self, split: Split, kept: dict[Any, dict[int, Sample]]) -> None:
+        super().__init__(
+            split.reader, split.indices, transform=split.transform, max_skipped=split.max_skipped
+        )
+        self._bad = split._bad
+        self._all = kept
+        self._kept = kept.setdefault(split.transform, {})
+
+    def with_transform(self, transform: Transform | None) -> Split:
+        return KeptSplit(super().with_transform(transform), self._all)
+
+    def __getitem__(self, position: int | tuple[int, int]) -> Sample:
+        if isinstance(position, tuple):
+            return super().__getitem__(position)
+        if position not in self._kept:
+            self._kept[position] = super().__getitem__(position)
+        return self._kept[position]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One metric of one run, with one or several sets of options."""
+
+    study: Study
+    spec: RunSpec
+    metric: str
+    sets: Sequence[dict[str, Any]]
+
+    @cached_property
+    def claim(self) -> Path:
+        """A file that the process makes which takes the measurement."""
+        study, name = self.study, run_folder(self.study, self.spec).name
+        what = [self.metric, self.sets, study.methods, study.grids, study.images]
+        return study.out / "claims" / f"{name}-{self.metric}-{digest(what)}"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its run is trained."""
+        return run_record(self.study, self.spec) is not None
+
+    def begin(self) -> bool:
+        """Whether no other process has taken it."""
+        try:
+            os.close(os.open(self.claim, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def take(self) -> None:
+        began = time.monotonic()
+        try:
+            measure_options(self.study, self.spec, self.metric, self.sets)
+            print(f"{time.monotonic() - began:.1f} s: {self.claim.name}", flush=True)
+        except Exception:
+            # That one fails is no reason to leave out the others. It is tried once again.
+            traceback.print_exc()
+            failed = self.claim.with_name(f"{self.claim.name}-failed")
+            if not failed.exists():
+                self.claim.rename(failed)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def measurements(given: argparse.Namespace, kept: Kept) -> list[Measurement]:
+    """What a command asks for, metric by metric."""
+    study = open_study(given)
+    val = KeptSplit(study.source.val, kept.setdefault(given.data, {}))
+    source = dataclasses.replace(study.source, val=val)
+    # Images that processes of their own have read would not be kept.
+    recipes = {
+        kind: dataclasses.replace(each, num_workers=0) for kind, each in study.recipes.items()
+    }
+    study = dataclasses.replace(study, source=source, recipes=recipes)
+    (study.out / "claims").mkdir(parents=True, exist_ok=True)
+    figures = {Perturbation.name: list(Perturbation.options.values())}
+    sets = Options.sets if given.options else figures
+    return [
+        Measurement(study=study, spec=spec, metric=metric, sets=sets.get(metric, [{}]))
+        for metric in given.metrics.split(",")
+        for spec in specs(given)
+    ]
+
+
+def work(commands: Sequence[argparse.Namespace], seconds: float) -> None:
     """Takes what no other process has taken; inherent explanations stay in all of float32."""
     torch.set_float32_matmul_precision("high")
-    claims = study.out / "claims"
-    claims.mkdir(parents=True, exist_ok=True)
-    for metric in metrics:
-        figure = {Perturbation.name: list(Perturbation.options.values())}
-        sets = (Options.sets if how["all_options"] else figure).get(metric, [{}])
-        for spec in specs:
-            if run_record(study, spec) is None:
-                print(f"{spec.label} is not trained yet", flush=True)
-                continue
-            amount = f"{study.grids}-{study.images}-{len(sets)}"
-            claim = claims / f"{run_folder(study, spec).name}-{metric}-{amount}"
-            try:
-                os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            measure_options(study, spec, metric, sets)
+    end = time.monotonic() + seconds
+    kept: Kept = {}
+    jobs = [job for given in commands for job in measurements(given, kept)]
+    while waiting := [job for job in jobs if not job.claim.exists()]:
+        # After each, the first ones come first again: their runs may be trained now.
+        found = next((job for job in waiting if job.is_ready and job.begin()), None)
+        if found is not None:
+            found.take()
+        elif time.monotonic() < end:
+            time.sleep(1)
+        else:
+            break
+    for job in waiting:
+        if not job.is_ready:
+            print(f"{job.metric}: {job.spec.label} is not trained yet", flush=True)
 
 
 class Taps(nn.Module):
@@ -160,11 +290,14 @@ class Taps(nn.Module):
         return torch.cat([features.flatten(1) for features in self.each(x)], 1)
 
 
-def train_together(study: Study, specs: Sequence[RunSpec]) -> None:
-    """Trains runs that differ in their transformers alone, by the recipe of their kind."""
+def train_together(study: Study, specs: Sequence[RunSpec], wait: float = 0) -> None:
+    """Trains runs that differ in their transformers alone, by the recipe of their kind.
+
+    Images and models are made first, while another process may still train the backbone.
+    """
     if not specs:
         return
-    began, device = time.monotonic(), torch.device(choose_device(study.device))
+    device = torch.device(choose_device(study.device))
     recipe, cuda = run_recipe(study, specs[0]), device.type == "cuda"
     trained = run_backbone(study, specs[0])
     backbone: str | Path = (
@@ -180,12 +313,20 @@ def train_together(study: Study, specs: Sequence[RunSpec]) -> None:
     )
     workers = choose_workers(device) if recipe.num_workers is None else recipe.num_workers
     data, test = (DeviceImageDataset(split, recipe.seed, device, workers) for split in splits)
-    models, optimizers, steps = {}, {}, {}
+    models: dict[RunSpec, Any] = {}
+    optimizers, steps = {}, {}
     for spec in specs:
         torch.manual_seed(recipe.seed)
-        model: Any = create_model(run_config(study, spec))
+        models[spec] = create_model(run_config(study, spec))
+    end = time.monotonic() + wait
+    while trained is not None and run_record(study, trained) is None:
+        if time.monotonic() > end:
+            raise SystemExit(f"{trained.label} is not trained; train it first.")
+        time.sleep(0.5)
+    began = time.monotonic()
+    for spec, model in models.items():
         initialize(model, backbone)
-        models[spec] = model.to(device).train()
+        model.to(device).train()
         optimizers[spec] = torch.optim.Adam(
             [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=recipe.learning_rate,
