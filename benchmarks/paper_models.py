@@ -224,6 +224,9 @@ class Measurement:
             failed = self.claim.with_name(f"{self.claim.name}-failed")
             if not failed.exists():
                 self.claim.rename(failed)
+            if torch.cuda.is_available():
+                # After some errors nothing works in this process, which ends here then.
+                torch.ones(1, device="cuda").item()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
