@@ -242,18 +242,18 @@ def use_of(model: AnyModel, val: Planted, cue: str, label: int) -> float:
     return float(with_cue.float().mean() - without.float().mean())
 
 
-def spray(model: AnyModel, val: Planted, label: int, grid: int = 12) -> tuple[int, float, float]:
+def spray(model: AnyModel, val: Planted, grid: int = 12) -> dict[int, tuple[int, float, float]]:
     """SpRAy: spectral clustering of whole input × gradient maps, classes ranked by eigengap.
 
-    Returns the planted class's rank (1 is the first), and AUROC and average precision of its
-    pictures ordered by membership in the cluster that agrees best with the truth, which is more
+    Returns the rank of each class (1 is the first), and AUROC and average precision of its pictures
+    with a cue, ordered by membership in the cluster that agrees best with the truth, which is more
     than a user could know.
     """
     from sklearn.neighbors import kneighbors_graph
 
     device = next(model.parameters()).device
     gaps: dict[int, float] = {}
-    best = (0.5, 0.0)
+    best: dict[int, tuple[float, float]] = {}
     for each in range(int(val.labels.max()) + 1):
         members = (val.labels == each).nonzero().flatten()
         maps = torch.cat(
@@ -270,14 +270,19 @@ def spray(model: AnyModel, val: Planted, label: int, grid: int = 12) -> tuple[in
         values, vectors = np.linalg.eigh(np.eye(len(points)) - root[:, None] * near * root)
         steps = np.diff(values[:8])
         gaps[each] = float(steps.max())
-        if each == label:
-            truth = val.has[members].numpy()
-            if truth.any() and not truth.all():
-                for column in vectors.T[1:6]:
-                    for sign in (1, -1):
-                        best = max(best, ranked(sign * column, truth))
+        truth, best[each] = val.has[members].numpy(), (0.5, 0.0)
+        if truth.any() and not truth.all():
+            several = [sign * column for column in vectors.T[1:6] for sign in (1, -1)]
+            best[each] = max(best[each], *(ranked(scores, truth) for scores in several))
     order = sorted(gaps, key=lambda each: -gaps[each])
-    return order.index(label) + 1, *best
+    return {label: (order.index(label) + 1, *best[label]) for label in gaps}
+
+
+def described(found: Suspicion, planted: bool) -> list[Any]:
+    """A candidate in a few numbers, of which its place follows."""
+    numbers = found.turned, found.turned_control, found.effect, found.low, found.p, found.repeats
+    which = [found.cue.name, found.cue.kind, planted, found.significant, found.pictures]
+    return [*which, round(found.score, 3), *(round(number, 4) for number in numbers)]
 
 
 def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[str, Any]]:
@@ -307,9 +312,10 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         "seconds": time.perf_counter() - start,
         "first": [[each.cue.name, round(each.score, 3), each.significant] for each in found[:5]],
     }
+    row["tested"] = [described(each, is_planted(each)) for each in found]
     if not cues:
         return [row]
-    rows = []
+    rows, baseline = [], spray(model, val)
     for label, cue in cues.items():
         own = val.labels == label
         with_cue = val.has & own
@@ -338,10 +344,11 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         if falls and not truth.all():
             scores = np.array([falls.get(int(number), 0.0) for number in members])
             mine["auroc"], mine["ap"] = ranked(scores, truth)
-        mine["spray_rank"], auroc, precision = spray(model, val, label)
+        mine["spray_rank"], auroc, precision = baseline[label]
         if not truth.all():
             mine["spray_auroc"], mine["spray_ap"] = auroc, precision
         rows.append(row | mine)
+        row = {key: value for key, value in row.items() if key != "tested"}
     return rows
 
 
@@ -509,27 +516,31 @@ def write_rows(out: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """Photographs of a few classes, 400 of each to train on and 200 to audit, 48 pixels wide."""
+    """Photographs of a few classes, 400 of each to train on and 200 to audit, 48 pixels wide.
+
+    Each seed draws its own.
+    """
     from PIL import Image
 
     from bcosvit.data.sources import open_source
 
     source = open_source(data)
     part = getattr(source, split)
-    chosen = [(seed + number) % len(source.classes) for number in range(classes)]
-    count, found = {"train": 400, "val": 200}[split], {label: [] for label in chosen}
-    for position in range(len(part)):
-        label = part.label(position)
-        if label in found and len(found[label]) < count:
+    labels = np.array([part.label(position) for position in range(len(part))])
+    random = np.random.default_rng([seed, ("train", "val").index(split)])
+    count, found, numbers = {"train": 400, "val": 200}[split], [], []
+    for number in range(classes):
+        members = np.flatnonzero(labels == (seed + number) % len(source.classes))
+        for position in np.sort(random.permutation(members)[:count]).tolist():
             image = part[position][0].convert("RGB")
             side = min(image.size)
             left, top = ((length - side) // 2 for length in image.size)
             cut = image.crop((left, top, left + side, top + side))
             small = cut.resize((SIZE, SIZE), Image.Resampling.BOX)
-            found[label].append(torch.from_numpy(np.asarray(small).copy()))
-    pixels = torch.stack([image for label in chosen for image in found[label]])
-    labels = torch.cat([torch.full((len(found[c]),), n) for n, c in enumerate(chosen)])
-    return pixels.permute(0, 3, 1, 2).float() / 255, labels
+            found.append(torch.from_numpy(np.asarray(small).copy()))
+            numbers.append(number)
+    pixels = torch.stack(found)
+    return pixels.permute(0, 3, 1, 2).float() / 255, torch.tensor(numbers)
 
 
 @cache

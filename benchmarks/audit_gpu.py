@@ -1,9 +1,10 @@
 """Measures `bcosvit audit` on a GPU: speed beside plain prediction, sums, and 50,000 pictures.
 
     PYTHONPATH=src python benchmarks/audit_gpu.py --out results [--device cuda] [--pictures 50000]
+    PYTHONPATH=src python benchmarks/audit_gpu.py --out results --skip speed sums --num-workers 8
 
 Pictures are drawn scenes of 224 pixels, moved and tinted so that no two are the same; they are made
-in the process that asks for them, for prediction and evidence alike. Labels are what the model
+by the same reader for prediction and evidence. Labels are what the model
 predicts, and the second class for every fourth picture, so that a quarter needs a second adjoint
 pass. Evidence is collected in full float32; plain prediction is measured so, too, and as PyTorch
 predicts by default (convolutions in TF32). Every step writes its numbers to ``audit_gpu.json``, so
@@ -76,10 +77,13 @@ def full_float32(full: bool):
 
 
 @torch.no_grad()
-def predict(predictor: Predictor, data: Drawn, batch_size: int) -> tuple[float, list[list[int]]]:
+def predict(
+    predictor: Predictor, data: Drawn, batch_size: int, num_workers: int = 0
+) -> tuple[float, list[list[int]]]:
     """Seconds, and the two likeliest classes of every picture."""
     start, found = time.perf_counter(), []
-    for batch in Reader(data=data).read(range(len(data)), batch_size):
+    reader = Reader(data=data, num_workers=num_workers)
+    for batch in reader.read(range(len(data)), batch_size):
         logits = predictor.model(batch.images.to(predictor.device))
         found += logits.topk(2).indices.tolist()
     return time.perf_counter() - start, found
@@ -180,26 +184,28 @@ def sums(log: Log, weights: str, device: str, data: Drawn, backend: str, batch_s
     )
 
 
-def whole(
-    log: Log, weights: str, device: str, data: Drawn, out: Path, tests: int, batch_size: int
-) -> None:
+def whole(log: Log, given: argparse.Namespace, data: Drawn, out: Path) -> None:
     """All of an audit, step by step."""
-    predictor = Predictor.load(weights, device)
-    with full_float32(True):
-        predict(predictor, data.first(2 * batch_size), batch_size)
-        seconds, found = predict(predictor, data, batch_size)
+    predictor = Predictor.load(given.whole_weights, given.device)
+    batch_size, workers = given.batch_sizes[0], given.num_workers
+    few, speeds = data.first(given.few), {}
+    for name, full in (("float32", True), ("tf32", False)):
+        with full_float32(full):
+            predict(predictor, data.first(2 * batch_size), batch_size)
+            seconds, found = predict(predictor, few if full else data, batch_size, workers)
+        speeds[name] = len(few if full else data) / seconds
     relabel(data, found)
-    log.add("prediction", {"seconds": seconds, "classes": len(set(data.labels))})
+    log.add("prediction", {"pictures_per_second": speeds, "classes": len(set(data.labels))})
     folder = out / "audit"
     start = time.perf_counter()
-    collect_evidence(predictor, data, folder, batch_size=batch_size)
+    collect_evidence(predictor, data, folder, batch_size=batch_size, num_workers=workers)
     taken = time.perf_counter() - start
     stored = sum(path.stat().st_size for path in folder.iterdir())
     log.add(
         "evidence",
         {
             "seconds": taken,
-            "evidence_by_prediction": seconds / taken,
+            "evidence_by_prediction": {k: len(data) / taken / v for k, v in speeds.items()},
             "bytes_per_picture": stored / len(data),
         },
     )
@@ -221,9 +227,7 @@ def whole(
     mistakes = find_mistakes(evidence, classes)
     log.add("mistakes", {"seconds": time.perf_counter() - start, "count": len(mistakes)})
     start = time.perf_counter()
-    suspicions = find_suspicions(
-        predictor, data, evidence, classes, tests=tests, batch_size=batch_size
-    )
+    suspicions = find_suspicions(predictor, data, evidence, classes, tests=given.tests)
     taken = time.perf_counter() - start
     log.add(
         "suspicions",
@@ -247,6 +251,8 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=[DEFAULT, "bcos_densenet121_imagenette"])
     parser.add_argument("--few", type=int, default=2048, help="pictures for speeds and sums")
     parser.add_argument("--pictures", type=int, default=50_000, help="of the whole audit")
+    parser.add_argument("--whole-weights", default=DEFAULT, help="of the whole audit")
+    parser.add_argument("--num-workers", type=int, default=0, help="of the whole audit")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[256, 32])
     parser.add_argument("--tests", type=int, default=200, help=f"an audit makes up to {TESTS}")
     parser.add_argument("--skip", nargs="*", default=(), choices=("speed", "sums", "whole"))
@@ -267,7 +273,7 @@ def main() -> None:
     if "whole" not in given.skip:
         few = data.first(given.pictures)
         with tempfile.TemporaryDirectory() as folder:
-            whole(log, DEFAULT, given.device, few, Path(folder), given.tests, largest)
+            whole(log, given, few, Path(folder))
         log.rows["whole"] = {
             "seconds_of_all_tests": TESTS * log.rows["suspicions"]["each"],
         }
