@@ -1,7 +1,7 @@
 """Measures the cost of exact explanations on a GPU, compared with timm's ViT and PyPI ``bcos``.
 
     python benchmarks/gpu.py [--only vit,trunk,classes,densenet,peers,sweep,tiles] [--maxout 2,1]
-        [--batch 256] [--json gpu.json] [--profile]
+        [--batch 256] [--mode reduce-overhead] [--json gpu.json] [--profile]
 
 The data are random images of 224² pixels, with bfloat16 autocast; times are medians by CUDA events
 between passes that are queued one after the other. The input of our transformers are features (the
@@ -98,6 +98,7 @@ def naive(model: nn.Module) -> nn.Module:
 def inference(run: Callable[[Tensor], Tensor], x: Tensor, name: str = "") -> float:
     @torch.no_grad()
     def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with autocast():
             run(x)
 
@@ -115,6 +116,7 @@ def training(
     target = F.one_hot(torch.randint(CLASSES, (len(x),), device="cuda"), CLASSES).float()
 
     def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with autocast():
             logits = run(x)
         F.binary_cross_entropy_with_logits(logits.float(), target).backward()
@@ -167,7 +169,7 @@ def ours(maxout: int, **options: Any) -> VisionTransformer:
     return model.cuda()
 
 
-def vit_rows(batch: int, slow: bool, maxouts: list[int]) -> list[Row]:
+def vit_rows(batch: int, slow: bool, maxouts: list[int], mode: str | None) -> list[Row]:
     from bcosvit._torchvision import torchvision  # noqa: F401  (timm imports it unguarded)
 
     import timm  # isort: skip
@@ -181,7 +183,7 @@ def vit_rows(batch: int, slow: bool, maxouts: list[int]) -> list[Row]:
     pictures = torch.rand(batch, 3, 224, 224, device="cuda")
     features = torch.rand(batch, 1024, 14, 14, device="cuda")
     peer = timm.create_model("vit_base_patch16_224", num_classes=CLASSES).cuda()
-    for name, run in (("eager", peer), ("compiled", torch.compile(peer))):
+    for name, run in (("eager", peer), ("compiled", torch.compile(peer, mode=mode))):
         if name == "eager" and not slow:
             continue
         took, memory = training(run, list(peer.parameters()), pictures)
@@ -194,10 +196,11 @@ def vit_rows(batch: int, slow: bool, maxouts: list[int]) -> list[Row]:
         parameters = [p for p in model.parameters() if p.requires_grad]
         name = f"ours ViT-B, MaxOut {maxout}"
         torch._dynamo.reset()
-        run = torch.compile(model.from_features, fullgraph=True)
+        run = torch.compile(model.from_features, fullgraph=True, mode=mode)
         took, memory = training(run, parameters, features, name)
         model.eval()
-        ready = torch.compile(prepared_view(model, torch.bfloat16).from_features, fullgraph=True)
+        view_of = prepared_view(model, torch.bfloat16).from_features
+        ready = torch.compile(view_of, fullgraph=True, mode=mode)
         numbers = {"inference": inference(ready, features, name), "training": took}
         numbers["memory"] = memory
         with torch.no_grad(), autocast():
@@ -519,6 +522,7 @@ def main() -> None:
     parser.add_argument("--only", default="vit,densenet")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--maxout", default="2,1", help="units per output of the vit rows")
+    parser.add_argument("--mode", help="of torch.compile, for vit: reduce-overhead for CUDA graphs")
     parser.add_argument("--profile", action="store_true", help="also print the slowest kernels")
     parser.add_argument(
         "--slow", action="store_true", help="also measure eager mode and reference ops"
@@ -534,7 +538,7 @@ def main() -> None:
         begun = time.perf_counter()
         if part == "vit":
             maxouts = [int(m) for m in args.maxout.split(",")]
-            results["vit"] = vit_rows(args.batch, args.slow, maxouts)
+            results["vit"] = vit_rows(args.batch, args.slow, maxouts, args.mode)
         elif part == "trunk":
             results["trunk"] = trunk_rows(args.batch)
         elif part == "classes":
