@@ -321,7 +321,7 @@ def tile_rows(batch: int) -> list[Row]:
     runs: dict[str, Callable[[], Any]] = {
         "forward": lambda: kernels._launch(q, k, v, prior, 2, False)[0],
         "tokens": lambda: torch.stack(kernels._launch_tokens(*state)),
-        "key": lambda: kernels._launch_value(g, q, k, prior, lse, 2),
+        "value": lambda: kernels._launch_value(g, q, k, prior, lse, 2),
         "prior": lambda: kernels._launch_prior(*state).sum(0),
     }
     timed = {**runs, "tokens": lambda: kernels._launch_tokens(*state)}
@@ -330,7 +330,7 @@ def tile_rows(batch: int) -> list[Row]:
                     (256, 32, 8, 3), (128, 32, 8, 3)],
         "tokens": [(256, 32, 8, 2), (256, 32, 8, 3), (256, 64, 16, 2), (256, 32, 16, 2),
                    (256, 64, 8, 1), (256, 32, 8, 1), (0, 0, 0, 0)],
-        "key": [(64, 64, 4, 2), (64, 128, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2), (64, 128, 4, 2)],
+        "value": [(64, 64, 4, 2), (64, 128, 8, 2), (32, 64, 4, 2), (64, 128, 4, 2)],
         "prior": [(64, 64, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 8, 2),
                   (64, 64, 4, 3), (128, 64, 4, 3)],
     }  # fmt: skip

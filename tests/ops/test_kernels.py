@@ -213,15 +213,18 @@ def test_attention_reads_heads_out_of_rows(seed):
     assert out.transpose(1, 2).is_contiguous()
 
 
-def test_several_classes_at_once(seed):
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("classes", [1, 4, 6])
+def test_several_classes_at_once(classes, frozen, seed):
     """The adjoint of several outputs in one pass equals one pass each."""
-    x = random(6, 16, dtype=torch.float32).requires_grad_()
-    weight = unit_rows(random(96, 16, dtype=torch.float32))
-    value = bcos_linear(x, weight, maxout=2, frozen=True, backend="triton").view(1, 3, 6, 16)
-    query, key = (random(1, 3, 6, 16, dtype=torch.float32) for _ in range(2))
+    x = random(12, 16, dtype=torch.float32).requires_grad_()
+    weight = opposed(48, 2, 16)
+    value = bcos_linear(x, weight, maxout=2, frozen=frozen, backend="triton").view(2, 3, 6, 16)
+    query, key = (random(2, 3, 6, 16, dtype=torch.float32) for _ in range(2))
     prior = random(3, 6, 6, dtype=torch.float32)
+    # Gradients of A itself are not computed for several outputs at once.
     out = prior_attention(query, key, value, prior, kind="mul", frozen=True, backend="triton")
-    seeds = random(4, *out.shape, dtype=torch.float32)
+    seeds = random(classes, *out.shape, dtype=torch.float32)
     (together,) = torch.autograd.grad(out, x, seeds, retain_graph=True, is_grads_batched=True)
     for each, grad in zip(seeds, together, strict=True):
         torch.testing.assert_close(torch.autograd.grad(out, x, each, retain_graph=True)[0], grad)

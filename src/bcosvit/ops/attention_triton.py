@@ -23,6 +23,7 @@ from bcosvit.ops.attention_kernels import (
     prior_kernel,
     query_kernel,
     tokens_kernel,
+    value_kernel,
 )
 from bcosvit.ops.dispatch import launches_directly, traceable, untraced
 
@@ -30,6 +31,8 @@ _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634
 # Chunks of the batch whose share of the prior's gradient is summed by one program.
 _CHUNKS = 8
+# Classes of one explanation whose gradients one program multiplies by its tile of A.
+_TOGETHER = 4
 
 
 def attend(
@@ -135,7 +138,7 @@ def _launch_tokens(
     query_kernel[grid](*given, d_query, *strides, *about, KIND=kind, **sizes)
     sizes = _sizes("key", t, d, query.dtype)
     grid = (triton.cdiv(t, sizes["BJ"]), n * h)
-    key_kernel[grid](*given, d_key, d_value, *strides, n, *about, KIND=kind, FROZEN=False, **sizes)
+    key_kernel[grid](*given, d_key, d_value, *strides, *about, KIND=kind, **sizes)
     return d_query, d_key, d_value
 
 
@@ -154,12 +157,15 @@ def _launch_value(
     grad, query, key = map(_unit_stride, (grad, query, key))
     n, h, t, d = grad.shape
     out = _like_rows(grad)
-    sizes = _sizes("key", t, d, query.dtype)
-    key_kernel[(triton.cdiv(t, sizes["BJ"]), n * h)](
-        grad, query, key, key, prior.contiguous(), lse, lse, out, out,
-        *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *key.stride()[:3],
-        *out.stride()[:3], query.shape[0], h, t, prior.shape[-1], d, _LOG2E / d**0.5, 1 / d**0.5,
-        KIND=kind, FROZEN=True, **sizes,
+    batch = query.shape[0]
+    together = min(_TOGETHER, triton.next_power_of_2(triton.cdiv(n, max(1, batch))))
+    sizes = _sizes("value" if together == 1 else "values", t, d, query.dtype)
+    grid = (triton.cdiv(t, sizes["BJ"]), batch * h, triton.cdiv(n, max(1, batch) * together))
+    value_kernel[grid](
+        grad, query, key, prior.contiguous(), lse, out,
+        *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *out.stride()[:3],
+        batch, n, h, t, prior.shape[-1], d, _LOG2E / d**0.5,
+        KIND=kind, CLASSES=together, **sizes,
     )  # fmt: skip
     return out
 
@@ -218,6 +224,8 @@ _TILES = {
     "tokens": (256, 64, 8, 2),
     "query": (64, 64, 4, 1),
     "key": (64, 64, 4, 1),
+    "value": (64, 64, 4, 1),
+    "values": (64, 64, 8, 2),
     "prior": (128, 64, 4, 2),
 }
 

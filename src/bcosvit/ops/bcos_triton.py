@@ -212,8 +212,11 @@ def _write_units_gradient(
     grad = grad.contiguous()
     rows, outputs = grad.shape
     d_norm = norm.new_empty(rows if with_norm else 0)
-    block_r, block_c = _blocks(rows, outputs)
-    _scale_backward_kernel[(triton.cdiv(rows, block_r),)](
+    shared = out.shape[0]
+    copies = rows // max(1, shared)
+    block_r, block_c = _blocks(shared, outputs)
+    # A sum over a row belongs to one program.
+    _scale_backward_kernel[(triton.cdiv(shared, block_r), copies if with_norm else 1)](
         grad,
         norm if d_squares is None else d_squares.contiguous(),
         out,
@@ -221,8 +224,8 @@ def _write_units_gradient(
         norm,
         d_units,
         d_norm,
-        rows,
-        out.shape[0],
+        shared,
+        copies,
         outputs,
         scale,
         1.0 if frozen else b,
@@ -600,7 +603,7 @@ def _scale_backward_kernel(
     d_units,
     d_norm,
     rows,
-    shared_rows,
+    copies,
     outputs,
     scale,
     slope,
@@ -613,25 +616,20 @@ def _scale_backward_kernel(
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
+    """``copies`` gradients of the same rows: what they share is read once by a program."""
     r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    shared = r % shared_rows
     n = tl.full((BR, 1), 1.0, tl.float32)
     if not LINEAR:
-        n = tl.load(norm + shared, mask=r < rows, other=1.0)[:, None]
-    if WITH_SQUARES:
-        twice = 2 * tl.load(d_squares + r, mask=r < rows, other=0.0)[:, None]
+        n = tl.load(norm + r, mask=r < rows, other=1.0)[:, None]
     total = tl.zeros((BR,), tl.float32)
     for first in range(0, outputs, BC):
         c = first + tl.arange(0, BC)
         mask = (r < rows)[:, None] & (c < outputs)[None, :]
-        g = tl.load(grad + r[:, None] * outputs + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        at = shared[:, None] * outputs + c[None, :]
+        at = r[:, None] * outputs + c[None, :]
         if WITH_SQUARES or not LINEAR:
             y = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
-        if WITH_SQUARES:
-            g += twice * y
         if LINEAR:
-            d = scale * g
+            factor = tl.full((BR, BC), 1.0, tl.float32) * scale
         else:
             ratio = tl.abs(y) / (scale * n)  # |cos|^B
             if not SQUARE:
@@ -641,29 +639,38 @@ def _scale_backward_kernel(
                 factor = tl.sqrt_rn(ratio)
             else:
                 factor = tl.sqrt(ratio)
-            d = slope * scale * factor * g
+            factor = slope * scale * factor
+        if M > 1:
+            won = tl.load(winner + at, mask=mask, other=0)
+        for copy in range(tl.program_id(1), copies, tl.num_programs(1)):
+            own = (tl.full((), 0, tl.int64) + copy) * rows + r
+            at = own[:, None] * outputs + c[None, :]
+            g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+            if WITH_SQUARES:
+                twice = 2 * tl.load(d_squares + own, mask=r < rows, other=0.0)[:, None]
+                g += twice * y
+            d = factor * g
             if WITH_NORM:
                 total += tl.sum(g * y, 1)
-        if M == 1:
-            own = r[:, None] * outputs + c[None, :]
-            tl.store(d_units + own, d.to(d_units.dtype.element_ty), mask=mask)
-        else:
-            won = tl.load(winner + at, mask=mask, other=0)
-            if M == 2:
+            if M == 1:
+                tl.store(d_units + at, d.to(d_units.dtype.element_ty), mask=mask)
+            elif M == 2:
                 pair = 2 * first + tl.arange(0, 2 * BC)
                 both = tl.join(tl.where(won == 0, d, 0.0), tl.where(won == 1, d, 0.0))
                 tl.store(
-                    d_units + r[:, None] * (2 * outputs) + pair[None, :],
+                    d_units + own[:, None] * (2 * outputs) + pair[None, :],
                     tl.reshape(both, (BR, 2 * BC)).to(d_units.dtype.element_ty),
                     mask=(r < rows)[:, None] & (pair < 2 * outputs)[None, :],
                 )
             else:
-                start = d_units + r[:, None] * (outputs * M) + c[None, :] * M
+                start = d_units + own[:, None] * (outputs * M) + c[None, :] * M
                 for k in tl.static_range(0, M):
                     mine = tl.where(won == k, d, 0.0).to(d_units.dtype.element_ty)
                     tl.store(start + k, mine, mask=mask)
     if WITH_NORM:
-        tl.store(d_norm + r, (1 - b) * total / tl.reshape(n, (BR,)), mask=r < rows)
+        # Then a program has one copy alone.
+        own = tl.program_id(1).to(tl.int64) * rows + r
+        tl.store(d_norm + own, (1 - b) * total / tl.reshape(n, (BR,)), mask=r < rows)
 
 
 @triton.jit
