@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from bcosvit.auditing.copies import Copies, Copy, _merged, cell_windows, find_patches
+from bcosvit.auditing.copies import (
+    Copies,
+    Copy,
+    _merged,
+    cell_windows,
+    find_patches,
+    rows_of,
+    same_pixels,
+)
 from bcosvit.auditing.cues import Copied
 from bcosvit.auditing.repeats import details, likeness
 from tests.auditing.test_repeats import noise
@@ -64,7 +72,7 @@ def test_a_tag_in_few_pictures_is_found_in_all_of_them_and_where_it_is():
         assert not mask.any()
         sides = copy.boxes(number)[:, 2:] - copy.boxes(number)[:, :2]
         assert sides.max() <= 1 / GRID + 1e-6
-    assert min(covered) > 0.2 and np.mean(covered) > 0.4
+    assert min(covered) > 0.6 and np.mean(covered) > 0.8
     assert found(images, evidence, label=1) == []
     assert found(*scene(having=())[:2]) == []
 
@@ -99,11 +107,51 @@ def test_a_part_is_found_once():
 
 
 def test_parts_of_the_same_pictures_are_one_copy():
-    box = torch.tensor([0.0, 0.0, 0.5, 0.5])
-    many, few = dict.fromkeys((4, 1, 2, 3, 5), box), dict.fromkeys((1, 7), box + 0.5)
-    one, other = _merged([many, dict.fromkeys((6, 8), box), few])
-    assert list(one) == [1, 2, 3, 4, 5, 7] and list(other) == [6, 8]
-    assert torch.equal(one[1], torch.stack([box, box + 0.5])) and len(one[7]) == 1
+    box = torch.tensor([[0.0, 0.0, 0.5, 0.5]])
+    wide = torch.cat([box, box + 0.1])
+    many = dict.fromkeys((4, 1, 2, 3, 5), (box, wide))
+    few = dict.fromkeys((1, 7), (box + 0.5, box + 0.5))
+    (one, parts), (other, _) = _merged([many, dict.fromkeys((6, 8), (box, box)), few])
+    assert list(one) == list(parts) == [1, 2, 3, 4, 5, 7] and list(other) == [6, 8]
+    assert torch.equal(one[1], torch.cat([box, box + 0.5])) and len(one[7]) == 1
+    assert torch.equal(parts[1], torch.cat([wide, box + 0.5]))
+
+
+def test_all_that_is_the_same_around_a_patch_belongs_to_it():
+    images = noise(8, 48)
+    mark = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(9)).round()
+    mark = mark.repeat_interleave(3, 1).repeat_interleave(3, 2)
+    mask = torch.zeros(48, 48, dtype=torch.bool)
+    mask[20:30, 14:40] = True
+    mask[2:12, 2:12] = True  # the same, but not joined to the middle
+    images[:, :, mask] = mark[:, mask]
+    same = same_pixels(details(images), torch.ones(8, 1, 48, 48), 8)
+    inside = torch.zeros_like(mask)
+    inside[21:29, 15:39] = True
+    assert same[inside].all()
+    # Squares that lie half on it, and no others.
+    same[18:32, 12:42] = False
+    assert not same.any()
+    # Of one picture that lacks it, the others still agree, and of four they do not.
+    for lacking, agree in ((1, True), (4, False)):
+        images[:lacking] = noise(lacking, 48, 7)
+        same = same_pixels(details(images), torch.ones(8, 1, 48, 48), 8)
+        assert bool(same[24, 27]) == agree
+
+
+def test_what_is_in_too_few_pictures_is_not_the_same():
+    images = noise(1, 24).expand(5, -1, -1, -1)
+    inside = torch.ones(5, 1, 24, 24)
+    inside[:2, :, :, 14:] = 0
+    same = same_pixels(details(images), inside, 8)
+    assert same[:, :12].all() and not same[:, 14:].any()
+
+
+def test_rows_of_pixels():
+    pixels = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]).bool()
+    rows = rows_of(pixels).tolist()
+    assert sorted(rows) == [[0, 1, 1, 3], [2, 0, 3, 1], [2, 2, 3, 4]]
+    assert rows_of(pixels[1:2]).shape == (0, 4)
 
 
 def test_what_other_classes_have_is_no_copy():

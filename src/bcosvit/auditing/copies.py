@@ -4,7 +4,8 @@ A tag or a watermark that few pictures have is no dense group of cells, and hard
 strongest ones. Its pixels repeat, however, while objects and backgrounds vary. Straight edges and
 other simple parts are alike, too, but something like them is in pictures of all classes.
 
-Letters for shapes: M cells, P patches, G rows and columns of the grid, c pixels of a reduced cell.
+Letters for shapes: N pictures, M cells, P patches, G rows and columns of the grid, c pixels of a
+reduced cell.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.auditing.evidence import Array, Evidence
-from bcosvit.auditing.repeats import AGAIN, details, likeness
+from bcosvit.auditing.repeats import AGAIN, FLAT, details, likeness
 from bcosvit.metrics.loader import Images
 
 PATCHES = 4
@@ -38,6 +39,10 @@ SEARCHED = 80
 """Pictures of a class that are compared with each other, and twice as many of all classes."""
 STRONGEST = 12
 """Cells of each picture that are compared, those with the most evidence for the label."""
+REACH = 4
+"""Cells beside a patch, on each side, that may belong to the same copy."""
+AROUND = 24
+"""Pictures in which it is seen what belongs to a copy."""
 MATCHED = 400
 """Pictures of a class in which what was found is looked for again."""
 
@@ -50,7 +55,10 @@ class Copy:
     number: int
     """Within the class, that in the most pictures first."""
     where: dict[int, Tensor]
-    """By picture: its parts, as top, left, bottom and right in shares of the sides [n, 4]."""
+    """By picture: patches that are the same, as top, left, bottom and right in shares of the
+    sides [n, 4], that of the most pictures first."""
+    parts: dict[int, Tensor] | None = None
+    """By picture: what belongs to it, in the same form; the patches where it is None."""
 
     @property
     def pictures(self) -> Array:
@@ -58,16 +66,21 @@ class Copy:
         return np.array(list(self.where))
 
     def boxes(self, picture: int) -> Tensor:
-        """Returns its parts in a picture, that of the most pictures first [n, 4]."""
+        """Returns its patches in a picture, that of the most pictures first [n, 4]."""
         return self.where[picture]
 
     def mask(self, picture: int, size: tuple[int, ...]) -> Tensor:
         """Returns its pixels in a picture of a size (height, width)."""
         found = torch.zeros(size[0], size[1], dtype=torch.bool)
         sides = torch.tensor([*size, *size])
-        for top, left, bottom, right in (self.where[picture] * sides).round().int().tolist():
+        parts = (self.where if self.parts is None else self.parts)[picture]
+        for top, left, bottom, right in (parts * sides).round().int().tolist():
             found[top:bottom, left:right] = True
         return found
+
+
+Place = dict[int, tuple[Tensor, Tensor]]
+"""By picture: the box of a patch, and those of what belongs to it [n, 4]."""
 
 
 class Copies:
@@ -92,14 +105,12 @@ class Copies:
         for size in SIZES:
             places += self._found(label, own, *size)
         return [
-            Copy(label=label, number=number, where=where)
-            for number, where in enumerate(_merged(places), 1)
+            Copy(label=label, number=number, where=where, parts=parts)
+            for number, (where, parts) in enumerate(_merged(places), 1)
         ]
 
-    def _found(
-        self, label: int, own: Array, side: int, again: float, nearly: float
-    ) -> list[dict[int, Tensor]]:
-        """Where each patch is that is found at a size."""
+    def _found(self, label: int, own: Array, side: int, again: float, nearly: float) -> list[Place]:
+        """Where each patch is that is found at a size, and what belongs to it."""
         numbers, corners, windows = self._windows(own, side)
         if side not in self._others:
             some = self._drawn(np.arange(len(self.evidence)), 2 * SEARCHED)
@@ -117,13 +128,37 @@ class Copies:
         )
         if not patches:
             return []
-        side = windows.shape[-1] // 3
-        size = self.evidence.settings.grid * side
         like, shifts = likeness(windows, torch.stack(patches))
-        return [
-            _places(numbers, corners + shifts[:, kind], like[:, kind], side, size, again)
+        places = [
+            _places(numbers, corners + shifts[:, kind], like[:, kind], again)
             for kind in range(len(patches))
         ]
+        return [self._whole(each, windows.shape[-1] // 3) for each in places]
+
+    def _whole(self, corners: dict[int, Tensor], side: int) -> Place:
+        """By picture: a patch and the pixels that are the same in and beside it."""
+        grid, reach = self.evidence.settings.grid, REACH * side
+        around: list[Tensor] = []
+        inside: list[Tensor] = []
+        for number, corner in list(corners.items())[:AROUND]:
+            image = self.pictures[int(self.evidence.index[number])][0]
+            seen = details(reduced(image, grid, side))
+            # A patch may stick out of its picture by its side.
+            top, left = (corner + side).tolist()
+            for found, each in ((around, seen), (inside, torch.ones_like(seen[:, :1]))):
+                padded = F.pad(each[0], (reach + side,) * 4)
+                wide = side + 2 * reach
+                found.append(padded[:, top : top + wide, left : left + wide])
+        same = same_pixels(torch.stack(around), torch.stack(inside), side)
+        patch, parts = torch.tensor([[0, 0, side, side]]), rows_of(same) - reach
+        place = {}
+        for number, corner in corners.items():
+            boxes = [
+                ((some + corner.repeat(2)) / (grid * side)).clamp(0, 1)
+                for some in (patch, parts if len(parts) else patch)
+            ]
+            place[number] = (boxes[0], boxes[1])
+        return place
 
     def _drawn(self, numbers: Array, count: int) -> Array:
         """Some pictures in a random order."""
@@ -158,8 +193,8 @@ def cell_windows(
         The corners of windows in the reduced picture [M, 2], and the windows of three by three
         cells [M, 6, 3 c, 3 c].
     """
-    side = max(2, min(side, min(image.shape[-2:]) // grid))
-    small = F.interpolate(image[None].float(), size=(side * grid, side * grid), mode="area")
+    small = reduced(image, grid, side)
+    side = small.shape[-1] // grid
     padded = F.pad(details(small), (side, side, side, side))[0]
     corners = torch.stack([cells // grid, cells % grid], 1) * side - side
     windows = [
@@ -167,6 +202,53 @@ def cell_windows(
         for top, left in corners.tolist()
     ]
     return corners, torch.stack(windows)
+
+
+def reduced(image: Tensor, grid: int, side: int) -> Tensor:
+    """Returns a picture [3, H, W] with cells of a side, if it has as many pixels [1, 3, h, w]."""
+    side = max(2, min(side, min(image.shape[-2:]) // grid))
+    return F.interpolate(image[None].float(), size=(side * grid, side * grid), mode="area")
+
+
+def same_pixels(images: Tensor, inside: Tensor, side: int) -> Tensor:
+    """Returns the pixels that are the same in parts of pictures, and are joined to their middle.
+
+    Args:
+        images: Details of the parts, with a patch in their middle [N, 6, H, H], from `details`.
+        inside: Pixels that are in the pictures [N, 1, H, H].
+        side: The side of the patch.
+
+    Returns:
+        Whether each pixel is the same: the details of all pairs in a small square around it have a
+        mean correlation of at least ``AGAIN`` [H, H].
+    """
+    small = max(3, side // 2) | 1
+    squares, whole = F.unfold(images, small, padding=small // 2), inside.flatten(1)
+    least = FLAT * squares.shape[1] ** 0.5
+    squares = squares / squares.norm(dim=1, keepdim=True).clamp_min(least)
+    squares = squares * whole[:, None]
+    count = whole.sum(0)
+    pairs = squares.sum(0).square().sum(0) - squares.square().sum((0, 1))
+    same = (count >= LEAST) & (pairs >= AGAIN * count * (count - 1))
+    same = same.view(images.shape[-2:])
+    middle = slice((len(same) - side) // 2, (len(same) + side) // 2)
+    grown = torch.zeros_like(same)
+    grown[middle, middle] = same[middle, middle]
+    while True:
+        more = (F.max_pool2d(grown[None].float(), small, 1, small // 2)[0] > 0) & same
+        if torch.equal(more, grown):
+            break
+        grown = more
+    # Squares that lie half beside it are about the same, too.
+    inner = -F.max_pool2d(-grown[None].float(), 3, 1, 1)[0] > 0
+    return inner if inner.any() else grown
+
+
+def rows_of(pixels: Tensor) -> Tensor:
+    """Returns pixels [H, W] as boxes of one row each: top, left, bottom and right [n, 4]."""
+    steps = F.pad(pixels.int(), (1, 1)).diff(dim=1)
+    (rows, starts), (_, ends) = ((steps == step).nonzero().unbind(1) for step in (1, -1))
+    return torch.stack([rows, starts, rows + 1, ends], 1)
 
 
 def find_patches(
@@ -224,23 +306,21 @@ def _shares(seen: Tensor, pictures: Tensor) -> Tensor:
     return (each > 0).float().mean(0)
 
 
-def _places(
-    numbers: Tensor, corners: Tensor, like: Tensor, side: int, size: int, again: float
-) -> dict[int, Tensor]:
-    """By picture: where a patch is most alike, if it is there, in shares of the sides [4]."""
+def _places(numbers: Tensor, corners: Tensor, like: Tensor, again: float) -> dict[int, Tensor]:
+    """By picture: the corner where a patch is most alike, if it is there [2]."""
     found: dict[int, Tensor] = {}
     order = torch.sort(like, descending=True, stable=True)
     for value, at in zip(order.values.tolist(), order.indices.tolist(), strict=True):
         if value < again:
             break
-        box = torch.cat([corners[at], corners[at] + side]) / size
-        found.setdefault(int(numbers[at]), box.clamp(0, 1))
+        found.setdefault(int(numbers[at]), corners[at])
     return found
 
 
-def _merged(places: list[dict[int, Tensor]]) -> list[dict[int, Tensor]]:
-    """What is in the same pictures, together, by picture in order."""
-    found: list[dict[int, list[Tensor]]] = []
+def _merged(places: list[Place]) -> list[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+    """What is in the same pictures, together, by picture in order: patches, and all that belongs
+    to them."""
+    found: list[dict[int, list[tuple[Tensor, Tensor]]]] = []
     for each in places:
         for other in found:
             if len(each.keys() & other.keys()) >= TOGETHER * min(len(each), len(other)):
@@ -248,6 +328,12 @@ def _merged(places: list[dict[int, Tensor]]) -> list[dict[int, Tensor]]:
         else:
             other = {}
             found.append(other)
-        for number, box in each.items():
-            other.setdefault(number, []).append(box)
-    return [{n: torch.stack(each[n]) for n in sorted(each)} for each in found]
+        for number, boxes in each.items():
+            other.setdefault(number, []).append(boxes)
+    return [
+        (
+            {n: torch.cat([patch for patch, _ in each[n]]) for n in sorted(each)},
+            {n: torch.cat([parts for _, parts in each[n]]) for n in sorted(each)},
+        )
+        for each in found
+    ]
