@@ -449,19 +449,17 @@ def _save_product(ctx, inputs, output) -> None:
 def _differentiate_product(ctx, grad, _, d_squares):
     x, weight, *kept = ctx.saved_tensors
     with_x, with_weight, with_norm = ctx.needs_input_grad[:3]
-    d_x = d_weight = d_norm = None
-    sparse = ctx.m == 2 and with_x and sparse_triton.suits(grad, weight, expanded=with_weight)
-    if sparse:
+    d_weight = None
+    if ctx.m == 2 and with_x and not with_weight and sparse_triton.suits(grad, weight):
         run = _launch_input_gradient if launches_directly(grad) else _input_gradient
         out, winner, norm = kept
         how = ctx.b, ctx.scale, ctx.frozen, with_norm
         d_x, d_norm = run(grad, _used(ctx, d_squares), weight, out, winner, norm, *how)
         d_norm = d_norm if with_norm else None
-    if with_weight or not sparse:
-        d_units, also = units_backward(ctx, grad, d_squares, kept, with_norm and not sparse)
+    else:
+        d_units, d_norm = units_backward(ctx, grad, d_squares, kept, with_norm)
+        d_x = d_units @ weight if with_x else None
         d_weight = d_units.transpose(-2, -1) @ x if with_weight else None
-        if not sparse:
-            d_x, d_norm = d_units @ weight if with_x else None, also
     return d_x, d_weight, d_norm, *[None] * 6
 
 
@@ -618,14 +616,18 @@ def _scale_backward_kernel(
 ):
     """``copies`` gradients of the same rows: what they share is read once by a program."""
     r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    known = r < rows
+    # A sum over a row belongs to one program, which then has one copy alone.
+    own = tl.program_id(1).to(tl.int64) * rows + r
     n = tl.full((BR, 1), 1.0, tl.float32)
     if not LINEAR:
-        n = tl.load(norm + r, mask=r < rows, other=1.0)[:, None]
+        n = tl.load(norm + r, mask=known, other=1.0)[:, None]
     total = tl.zeros((BR,), tl.float32)
     for first in range(0, outputs, BC):
         c = first + tl.arange(0, BC)
-        mask = (r < rows)[:, None] & (c < outputs)[None, :]
+        mask = known[:, None] & (c < outputs)[None, :]
         at = r[:, None] * outputs + c[None, :]
+        y = tl.zeros((BR, BC), tl.float32)
         if WITH_SQUARES or not LINEAR:
             y = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
         if LINEAR:
@@ -640,37 +642,55 @@ def _scale_backward_kernel(
             else:
                 factor = tl.sqrt(ratio)
             factor = slope * scale * factor
+        won = tl.zeros((BR, BC), tl.uint8)
         if M > 1:
             won = tl.load(winner + at, mask=mask, other=0)
-        for copy in range(tl.program_id(1), copies, tl.num_programs(1)):
-            own = (tl.full((), 0, tl.int64) + copy) * rows + r
-            at = own[:, None] * outputs + c[None, :]
-            g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-            if WITH_SQUARES:
-                twice = 2 * tl.load(d_squares + own, mask=r < rows, other=0.0)[:, None]
-                g += twice * y
-            d = factor * g
-            if WITH_NORM:
-                total += tl.sum(g * y, 1)
-            if M == 1:
-                tl.store(d_units + at, d.to(d_units.dtype.element_ty), mask=mask)
-            elif M == 2:
-                pair = 2 * first + tl.arange(0, 2 * BC)
-                both = tl.join(tl.where(won == 0, d, 0.0), tl.where(won == 1, d, 0.0))
-                tl.store(
-                    d_units + own[:, None] * (2 * outputs) + pair[None, :],
-                    tl.reshape(both, (BR, 2 * BC)).to(d_units.dtype.element_ty),
-                    mask=(r < rows)[:, None] & (pair < 2 * outputs)[None, :],
-                )
-            else:
-                start = d_units + own[:, None] * (outputs * M) + c[None, :] * M
-                for k in tl.static_range(0, M):
-                    mine = tl.where(won == k, d, 0.0).to(d_units.dtype.element_ty)
-                    tl.store(start + k, mine, mask=mask)
+        if WITH_NORM:
+            g = _write_gradient(
+                grad, d_squares, d_units, own, known, y, factor, won, first, outputs,
+                M, WITH_SQUARES, BR, BC,
+            )  # fmt: skip
+            total += tl.sum(g * y, 1)
+        else:
+            for copy in range(copies):
+                each = (tl.full((), 0, tl.int64) + copy) * rows + r
+                _write_gradient(
+                    grad, d_squares, d_units, each, known, y, factor, won, first, outputs,
+                    M, WITH_SQUARES, BR, BC,
+                )  # fmt: skip
     if WITH_NORM:
-        # Then a program has one copy alone.
-        own = tl.program_id(1).to(tl.int64) * rows + r
-        tl.store(d_norm + own, (1 - b) * total / tl.reshape(n, (BR,)), mask=r < rows)
+        tl.store(d_norm + own, (1 - b) * total / tl.reshape(n, (BR,)), mask=known)
+
+
+@triton.jit
+def _write_gradient(
+    grad, d_squares, d_units, row, known, y, factor, won, first, outputs,
+    M: tl.constexpr, WITH_SQUARES: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Writes d units of some rows and outputs; returns dL/dy, with what comes by way of Σy²."""
+    c = first + tl.arange(0, BC)
+    mask = known[:, None] & (c < outputs)[None, :]
+    at = row[:, None] * outputs + c[None, :]
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    if WITH_SQUARES:
+        g += 2 * tl.load(d_squares + row, mask=known, other=0.0)[:, None] * y
+    d = factor * g
+    if M == 1:
+        tl.store(d_units + at, d.to(d_units.dtype.element_ty), mask=mask)
+    elif M == 2:
+        pair = 2 * first + tl.arange(0, 2 * BC)
+        both = tl.join(tl.where(won == 0, d, 0.0), tl.where(won == 1, d, 0.0))
+        tl.store(
+            d_units + row[:, None] * (2 * outputs) + pair[None, :],
+            tl.reshape(both, (BR, 2 * BC)).to(d_units.dtype.element_ty),
+            mask=known[:, None] & (pair < 2 * outputs)[None, :],
+        )
+    else:
+        start = d_units + row[:, None] * (outputs * M) + c[None, :] * M
+        for k in tl.static_range(0, M):
+            mine = tl.where(won == k, d, 0.0).to(d_units.dtype.element_ty)
+            tl.store(start + k, mine, mask=mask)
+    return g
 
 
 @triton.jit

@@ -32,21 +32,15 @@ SMALLEST = 2**36
 """R·U·D from which on a product takes longer than cuSPARSELt's preparations on the CPU."""
 
 WIDE = 1536
-"""D from which on a compressed gradient pays where the expanded one is needed as well."""
+"""D from which on a compressed gradient was measured to pay."""
 
-_BYTES = 1024
+_PAIRS = 64
 # Ways to multiply that cuSPARSELt is asked to try.
 _WAYS = 8
 
 
-def suits(grad: Tensor, weight: Tensor, *, expanded: bool) -> bool:
-    """Whether a product with the gradient [R, C] of MaxOut 2 is worth a compressed matrix.
-
-    Args:
-        grad: [R, C].
-        weight: [U, D].
-        expanded: Whether the expanded gradient [R, U] is computed in any case.
-    """
+def suits(grad: Tensor, weight: Tensor) -> bool:
+    """Whether a product of the gradient [R, C] of MaxOut 2 and ŵ [U, D] is worth compressing it."""
     rows, (units, inputs) = grad.shape[0], weight.shape
     return (
         grad.is_cuda
@@ -57,7 +51,7 @@ def suits(grad: Tensor, weight: Tensor, *, expanded: bool) -> bool:
         and units % 64 == 0
         and inputs % 16 == 0
         and rows * units * inputs >= SMALLEST
-        and (inputs >= WIDE or not expanded)
+        and inputs >= WIDE
     )
 
 
@@ -71,9 +65,10 @@ def room(rows: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def write_places(winner: Tensor, places: Tensor) -> None:
     """Writes the bits for winners [R, C]; again for each of several gradients of the same rows."""
     rows, outputs = winner.shape
-    _places_kernel[(triton.cdiv(places.numel(), _BYTES),)](
-        winner.view(torch.int16), places, places.numel(), rows // 64, outputs, BYTES=_BYTES
-    )
+    _places_kernel[(rows // 64 * triton.cdiv(outputs // 2, _PAIRS),)](
+        winner.view(torch.int16), places, rows // 64, outputs, 4 * places.numel() // winner.numel(),
+        PAIRS=_PAIRS,
+    )  # fmt: skip
 
 
 def multiply(whole: Tensor, weight: Tensor) -> Tensor:
@@ -83,7 +78,9 @@ def multiply(whole: Tensor, weight: Tensor) -> Tensor:
 
 
 def _multiply(whole: Tensor, weight: Tensor, way: int) -> Tensor:
-    product: Tensor = torch._cslt_sparse_mm(whole, weight.contiguous(), alg_id=way)
+    rows = whole.numel() * 8 // 9 // (weight.shape[0] // 2)
+    compressed = whole.view(rows, -1)
+    product: Tensor = torch._cslt_sparse_mm(compressed, weight.contiguous(), alg_id=way)
     return product
 
 
@@ -96,10 +93,10 @@ def fastest_way(numbers: int, shape: torch.Size, dtype: torch.dtype, device: tor
     if key not in _ways:
         if torch.cuda.is_current_stream_capturing():
             return 0
-        # Any bits are places: the numbers are zeros.
-        whole = torch.zeros(numbers, dtype=dtype, device=device)
+        whole = torch.randn(numbers, device=device).to(dtype)
+        # Of every two units the first one has won.
         whole[numbers // 9 * 8 :].view(torch.uint8).fill_(0x88)
-        weight = torch.zeros(shape, dtype=dtype, device=device)
+        weight = torch.randn(shape, device=device).to(dtype)
         times = {}
         for way in range(_WAYS):
             try:
@@ -112,7 +109,12 @@ def fastest_way(numbers: int, shape: torch.Size, dtype: torch.dtype, device: tor
 
 
 def _milliseconds(whole: Tensor, weight: Tensor, way: int) -> float:
+    """The time on the GPU, which is kept busy while the CPU prepares the calls."""
+    other = torch.zeros(4096, 4096, dtype=weight.dtype, device=weight.device)
+    _multiply(whole, weight, way)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+    for _ in range(40):
+        other @ other
     for mark in marks:
         _multiply(whole, weight, way)
         mark.record()
@@ -153,18 +155,24 @@ def _is_usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @triton.jit
-def _places_kernel(winner, places, count, row_tiles, outputs, BYTES: tl.constexpr):
+def _places_kernel(winner, places, row_tiles, outputs, copies, PAIRS: tl.constexpr):
     """``winner`` [R, C] is read two outputs at a time, the four units of a group."""
-    byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
-    across = outputs // 16
-    tile = byte // 256
-    within = (byte % 256).to(tl.int32)
-    group = within % 8 // 2 + 4 * (within % 2)
-    row = tile // across % row_tiles * 64 + within // 64 * 16 + within % 64 // 8
-    at = row * (outputs // 2) + tile % across * 8 + group
-    mask = byte < count
-    upper = tl.load(winner + at, mask=mask, other=0).to(tl.int32)
-    lower = tl.load(winner + at + 8 * (outputs // 2), mask=mask, other=0).to(tl.int32)
-    upper = 8 + upper % 256 + 4 * (upper // 256)
-    lower = 8 + lower % 256 + 4 * (lower // 256)
-    tl.store(places + byte, (upper + 16 * lower).to(tl.uint8), mask=mask)
+    tile = tl.program_id(0) % row_tiles
+    across = outputs // 2
+    column = tl.program_id(0) // row_tiles * PAIRS + tl.arange(0, PAIRS)
+    row = tile * 64 + tl.arange(0, 64)
+    at = row.to(tl.int64)[:, None] * across + column[None, :]
+    known = column < across
+    pair = tl.load(winner + at, mask=known[None, :], other=0).to(tl.int32)
+    bits = 8 + pair % 256 + 4 * (pair // 256)
+    # Rows r and r + 8 of sixteen share a byte.
+    halves = tl.permute(tl.reshape(bits, (4, 2, 8, PAIRS)), (0, 2, 3, 1))
+    upper, lower = tl.split(halves)
+    both = tl.reshape(upper + 16 * lower, (32, PAIRS)).to(tl.uint8)
+    eight = tl.arange(0, 32)
+    group = column % 8
+    within = column // 8 * 256 + 2 * (group % 4) + group // 4
+    at = tile.to(tl.int64) * 32 * across + 8 * eight[:, None] + within[None, :]
+    for copy in range(copies):
+        start = (tl.full((), 0, tl.int64) + copy) * row_tiles * 32 * across
+        tl.store(places + start + at, both, mask=known[None, :])
