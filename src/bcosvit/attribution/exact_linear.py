@@ -45,7 +45,7 @@ class ExactLinear(Explainer):
     exact = True
     several = True
 
-    rows_at_once: int = 8
+    rows_at_once: int | None = None
 
     def applies_to(self, model: AnyModel) -> bool:
         return isinstance(model, Classifier) and model.config.family == "conventional"
