@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from bcosvit.metrics import Bootstrap
+from bcosvit.metrics import Bootstrap, Estimate
+
+
+def test_a_zero_that_is_negative_by_rounding_has_no_minus():
+    assert str(Estimate(mean=-1e-9, low=-0.0004, high=0.0, count=2)) == "0.000 [0.000, 0.000]"
+    assert str(Estimate(mean=-0.25, low=-math.inf, high=math.nan, count=2)) == "-0.250 [-inf, nan]"
 
 
 def test_interval_of_a_normal_mean():

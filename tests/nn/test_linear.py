@@ -23,6 +23,13 @@ def test_hooks_on_either_transform_run(kind):
     assert seen == list(mlp)
 
 
+def test_a_forward_that_was_set_on_a_transform_is_called():
+    mlp, x = BcosMLP(BcosLinear(4, 6), BcosLinear(6, 4)), torch.randn(3, 4)
+    expected, original = mlp(x), mlp[1].forward
+    mlp[1].forward = lambda hidden: 2 * original(hidden)
+    torch.testing.assert_close(mlp(x), 2 * expected)
+
+
 @pytest.mark.parametrize("layer", [nn.Linear(6, 4), Doubled(6, 4), nn.Identity()])
 def test_layers_in_place_of_a_transform_are_called(layer):
     mlp, x = BcosMLP(BcosLinear(4, 6), layer), torch.randn(3, 4)

@@ -278,6 +278,8 @@ def test_mistaken_paths(weights, tmp_path):
         find_pictures([tmp_path / "empty"])
     with pytest.raises(ValueError, match="nothing to explain"):
         find_pictures([])
+    with pytest.raises(ValueError, match="path is empty"):
+        find_pictures([""])
 
 
 @pytest.mark.parametrize("option", ["out", "json"])

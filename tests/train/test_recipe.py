@@ -70,6 +70,7 @@ def test_settings_from_a_file_or_the_command_line_are_taken():
         ({"crop": 0.5}, "crop = 0.5 .*two numbers"),
         ({"eval_crop": 0}, "eval_crop = 0 .*> 0 and <= 1"),
         ({"warmup_epochs": 100}, "only 100 epochs"),
+        ({"epochs": 1, "warmup_epochs": 1}, "only 1 epoch;"),
         ({"final_lr": 1}, "learning_rate"),
         ({"accumulate_grad_batches": 3}, "batch_size = 256"),
         ({"cuda_graphs": True, "accumulate_grad_batches": 2}, "cuda_graphs.*compile=False"),

@@ -128,6 +128,7 @@ def test_mistakes_in_forms(address, pictures, endpoint, fields, status, says):
         ("POST", {"json": {"picture": "/bcosvit-files/../../etc/passwd"}}, 422),
         ("POST", {"json": {"picture": "/bcosvit-files/gone.png"}}, 422),
         ("POST", {"json": {"label": 3}}, 422),
+        ("POST", {"json": {"overlay": 10**400}}, 422),
         ("POST", {"json": {"images": 1}}, 422),
         ("POST", {"json": {"label": "x" * 2_000_000}}, 413),
         ("POST", {"content": b"{}", "headers": {"content-type": "text/plain"}}, 415),

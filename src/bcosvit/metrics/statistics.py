@@ -31,7 +31,9 @@ class Estimate:
     """How many independent measurements it is the mean of."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        # A zero that is negative by rounding has no minus.
+        mean, low, high = (f"{round(x, 3) + 0.0:.3f}" for x in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class BcosMLP(nn.Sequential):
     """Two B-cos transforms with nothing between them (the paper's Eq. 16).
 
-    They are computed together unless one of them was replaced by another layer or has hooks.
+    They are computed together unless one of them was replaced by another layer, has hooks, or has a
+    ``forward`` of its own.
     """
 
     def __init__(self, up: BcosLinear, down: BcosLinear) -> None:
@@ -152,7 +153,8 @@ class BcosMLP(nn.Sequential):
 
 def _is_usual(layer: BcosLinear) -> bool:
     """Whether calling the layer would do nothing but its op."""
-    return type(layer) is BcosLinear and not any(getattr(layer, name) for name in _HOOKS)
+    changed = "forward" in layer.__dict__ or any(getattr(layer, name) for name in _HOOKS)
+    return type(layer) is BcosLinear and not changed
 
 
 class LayerScale(DynamicModule):

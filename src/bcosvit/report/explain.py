@@ -231,6 +231,9 @@ def find_pictures(inputs: Sequence[str | Path]) -> list[tuple[str, Path]]:
         ValueError: If a file or folder does not exist, or there are no pictures in it.
     """
     found: list[Path] = []
+    if "" in inputs:
+        # pathlib reads it as the current folder.
+        raise ValueError("A path is empty; give picture files or folders.")
     for given in map(Path, inputs):
         if not given.exists():
             raise ValueError(f"There is no file or folder {given}; check the path.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from bcosvit.messages import unknown
+from bcosvit.messages import counted, unknown
 from bcosvit.models.config import Config, ModelConfig, StemConfig
 from bcosvit.registry import Registry
 from bcosvit.shipped import DEFAULT
@@ -240,7 +240,8 @@ class Recipe:
             _refuse(
                 "warmup_epochs",
                 self.warmup_epochs,
-                f"the run has only {self.epochs} epochs; give fewer warm-up epochs, or more epochs",
+                f"the run has only {counted(self.epochs, 'epoch')}; give fewer warm-up epochs, or "
+                f"more epochs",
             )
         if self.final_lr > self.learning_rate:
             _refuse("final_lr", self.final_lr, f"give at most learning_rate = {self.learning_rate}")

@@ -54,9 +54,10 @@ def model(service: ExplanationService) -> dict[str, Any]:
 
 def predict(service: ExplanationService, picture: Picture, top: float | None) -> dict[str, Any]:
     """Predicts the ``top`` most confident classes of a picture."""
-    if top is None or top < 1 or top != int(top):
-        shown = "missing" if top is None else f"{top:g}"
-        raise ValueError(f"top = {shown} is not allowed: give an integer >= 1.")
+    if top is None:
+        raise ValueError("top is missing: give an integer >= 1.")
+    if top < 1 or top != int(top):
+        raise ValueError(f"top = {top:g} is not allowed: give an integer >= 1.")
     found = service.predict(service.open(picture))
     return {
         "top": [service.entry(found, label) for label in found.top(int(top))],

@@ -1,6 +1,6 @@
 """The HTTP API: named endpoints without state between requests."""
 
-import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,8 @@ def _is_of(kind: str, value: Any) -> bool:
         return isinstance(value, bool)
     if kind == "number":
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value is None or (number and math.isfinite(value))
+        # Integers may be larger than any float.
+        return value is None or (number and abs(value) <= sys.float_info.max)
     if kind == "pictures":
         many = value or []
         return isinstance(many, list) and all(_is_of("picture", each) for each in many)
