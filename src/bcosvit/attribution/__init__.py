@@ -40,6 +40,9 @@ from bcosvit.attribution.exact_linear import ExactLinear
 # isort: split
 from bcosvit.attribution.sampling import Occlusion, RandomMap, SmoothGrad
 
+# isort: split
+from bcosvit.attribution import layers
+
 __all__ = [
     "METHODS",
     "Attribution",
@@ -69,6 +72,7 @@ __all__ = [
     "explain_all",
     "explainers",
     "get_explainer",
+    "layers",
     "method_name",
     "method_title",
     "register_explainer",
