@@ -291,6 +291,10 @@ class DataModule(LightningDataModule):
         for loader in self._loaders:
             loader.close()
 
+    def on_exception(self, exception: BaseException) -> None:
+        # Before torch waits some seconds for each worker to finish its batch.
+        self.close()
+
     def images_of(self, epoch: int, step: int) -> list[str]:
         """The names of the images in a global batch, all processes together."""
         if self.name_of is None:
