@@ -15,10 +15,11 @@ from rich.console import Console
 from bcosvit.attribution import method_title
 from bcosvit.data.scenes import Scenes
 from bcosvit.metrics import Evaluation
+from bcosvit.predictor import Predictor
 from bcosvit.report.evaluate import evaluate_weights
 from bcosvit.report.explain import explain_pictures
-from bcosvit.report.images import Picture
-from bcosvit.report.pages import environment
+from bcosvit.report.images import Picture, photo_image
+from bcosvit.report.pages import environment, number
 from bcosvit.report.provenance import Provenance
 from bcosvit.report.tables import metric_columns
 from bcosvit.shipped import DEFAULT
@@ -27,7 +28,7 @@ from bcosvit.train import train
 OUT = Path("demo-out")
 PHOTOS = Path(__file__).parent / "photos"
 SIZE = 48
-METHODS = "inherent,ixg,intgrad,rollout,gradcam,random"
+METHODS = "inherent,ixg,libragrad,rollout,gradcam,random"
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ TEMPLATE = """
 <p>Three photographs: the evidence for (red) and against (blue) the most confident class, and where
 it is.</p>
 {% for photo in shipped | batch(3) %}
-<div class="panels">{% for picture in photo %}{{ show(picture) }}{% endfor %}</div>
+<div class="panels three">{% for picture in photo %}{{ show(picture) }}{% endfor %}</div>
 {% endfor %}
 <p><a href="shipped.html">All explanations: shipped.html</a></p></section>
 <section><h2>Trained on drawn scenes</h2>
@@ -100,9 +101,9 @@ it is.</p>
 
 def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
     """Writes one page with images, and links to the reports of all steps."""
-    shipped = []
+    shipped, predictor = [], Predictor.load(DEFAULT)
     for photo in sorted(PHOTOS.glob("*.jpg")):
-        shipped.append(_picture(photo))
+        shipped.append(Picture.of(photo_image(predictor.read(photo)), photo.stem))
         for kind in ("inherent", "overlay"):
             # Of two classes the more confident one was written first.
             files = (OUT / "shipped").glob(f"*{photo.stem}*{kind}.png")
@@ -118,13 +119,13 @@ def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
             title="bcosvit, end to end",
             provenance=Provenance.of({"weights": DEFAULT, "methods": METHODS}),
             shipped=shipped,
-            curves=_picture(OUT / "run" / "curves.png"),
+            curves=_picture(OUT / "run" / "curves.png", "Loss, accuracy, learning rate by epoch"),
             accuracy=accuracy,
             columns=columns,
             rows=[
                 [
                     method_title(method),
-                    *(f"{values[method].mean:.3f}" for values in columns.values()),
+                    *(number(values[method].mean) for values in columns.values()),
                 ]
                 for method in METHODS.split(",")
             ],
@@ -133,10 +134,10 @@ def write_report(path: Path, accuracy: float, found: Evaluation) -> None:
     path.write_text(page, "utf-8")
 
 
-def _picture(file: Path, caption: str | None = None) -> Picture:
+def _picture(file: Path, caption: str) -> Picture:
     with Image.open(file) as opened:
         width, height = opened.size
-    return Picture(data=file.read_bytes(), alt=caption or file.stem, width=width, height=height)
+    return Picture(data=file.read_bytes(), alt=caption, width=width, height=height)
 
 
 if __name__ == "__main__":
