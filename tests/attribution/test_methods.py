@@ -18,6 +18,7 @@ from bcosvit.attribution import (
     describe_method,
     explain_all,
     method_title,
+    passes,
 )
 from bcosvit.attribution.attention import Rfem, Rollout, observe
 from bcosvit.attribution.gradient import IntegratedGradients
@@ -234,14 +235,14 @@ def test_passes_are_as_large_as_free_memory_allows(method, five, monkeypatch):
     )
     plenty = explain(model, five, 1, method).map
     assert max(sizes) == 32
-    monkeypatch.setattr(base, "free_memory", lambda device: 1)
+    monkeypatch.setattr(passes, "free_memory", lambda device: 1)
     sizes.clear()
     torch.testing.assert_close(explain(model, five, 1, method).map, plenty, rtol=1e-12, atol=1e-14)
     assert max(sizes[1:]) == 1
     # What one sample stores is measured: with twice the memory twice as many fit.
     chunks = []
     for free in (3_000_000, 6_000_000):
-        monkeypatch.setattr(base, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(passes, "free_memory", lambda device, free=free: free)
         sizes.clear()
         explain(model, five, 1, method)
         chunks.append(max(sizes[2:]))
@@ -253,7 +254,7 @@ def test_passes_are_as_large_as_free_memory_allows(method, five, monkeypatch):
 )
 def test_methods_know_how_many_passes_they_take(method, five):
     counted = []
-    with base.counting_passes(counted.append):
+    with passes.counting_passes(counted.append):
         explain(make(), five[:1], 1, method)
     assert len(counted) > 2
     assert sum(counted) == method.passes(*five.shape[-2:])
@@ -272,13 +273,13 @@ def test_a_pass_takes_what_was_estimated():
         x = torch.ones(1, 64_000, dtype=torch.float64, requires_grad=True)
         return x.exp().sum()
 
-    most = base.CHUNK_BYTES
-    assert base.samples_at_once(run, torch.device("cpu"), most=10**9) == most // 768_000
+    most = passes.CHUNK_BYTES
+    assert passes.samples_at_once(run, torch.device("cpu"), most=10**9) == most // 768_000
 
 
 def test_no_pass_takes_more_than_32_samples_even_if_there_is_room():
     tiny = torch.ones(1, 1, requires_grad=True)
-    assert base.samples_at_once(lambda: tiny.exp().sum(), torch.device("cpu")) == 32
+    assert passes.samples_at_once(lambda: tiny.exp().sum(), torch.device("cpu")) == 32
 
 
 @pytest.mark.parametrize("method", ["intgrad", "occlusion"])

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from bcosvit.attribution.base import Cancelled, cancellable
+from bcosvit.attribution.passes import Cancelled, cancellable
 from bcosvit.predictor import Predictor
 from bcosvit.web.batches import Batches
 from bcosvit.web.service import Limits

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from bcosvit.attribution.base import Cancelled
+from bcosvit.attribution.passes import Cancelled
 from bcosvit.web import session
 from bcosvit.web.session import EMPTY, INDEPENDENT, JOINT, PageEvents, Selection
 from tests.report.support import CLASSES

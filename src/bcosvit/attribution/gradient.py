@@ -15,11 +15,10 @@ from bcosvit.attribution.base import (
     Attribution,
     Explainer,
     Target,
-    count_passes,
     register_explainer,
     resolve_target,
-    samples_at_once,
 )
+from bcosvit.attribution.passes import count_passes, samples_at_once
 from bcosvit.models.base import AnyModel
 from bcosvit.nn.views import view
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from bcosvit.attribution.base import check_cancelled
+from bcosvit.attribution.passes import check_cancelled
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from typing import Any
 
 import gradio as gr
 
-from bcosvit.attribution.base import Cancelled, cancellable
+from bcosvit.attribution.passes import Cancelled, cancellable
 from bcosvit.web.jobs import has_left
 
 

@@ -20,7 +20,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bcosvit.attribution.base import Cancelled, cancellable
+from bcosvit.attribution.passes import Cancelled, cancellable
 from bcosvit.report.explain import TOP
 from bcosvit.report.images import png_bytes
 from bcosvit.web import answers

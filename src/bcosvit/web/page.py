@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from bcosvit.attribution import METHODS
-from bcosvit.attribution.base import Cancelled
+from bcosvit.attribution.passes import Cancelled
 from bcosvit.data.images import EXTENSIONS
 from bcosvit.progress import duration
 from bcosvit.report.explain import TOP

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.attribution import METHODS
-from bcosvit.attribution.base import check_cancelled, counting_passes
+from bcosvit.attribution.passes import check_cancelled, counting_passes
 from bcosvit.data.images import read_image
 from bcosvit.predictor import Explanation, Predictor, Sums, part_of
 from bcosvit.report.explain import TOP, ReportInfo, contact_sheet, html_report, npz_files

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from bcosvit.attribution.base import cancellable
+from bcosvit.attribution.passes import cancellable
 from bcosvit.predictor import Sums
 from bcosvit.report.explain import TOP
 from bcosvit.report.images import contribution_scales
