@@ -12,10 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from bcosvit.data import masks
+from bcosvit.data import annotations as limits
+from bcosvit.data.annotations import _run_lengths
 from bcosvit.data.dataset import SourceError
 from bcosvit.data.labeled import labeled_images
-from bcosvit.data.masks import MaskFiles, _run_lengths
+from bcosvit.data.masks import MaskFiles
 from bcosvit.data.sources import open_source
 from bcosvit.data.transforms import EvalTransform
 
@@ -359,7 +360,7 @@ def test_annotations_have_limits(tmp_path, monkeypatch, limit, value, says):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"images": images, "annotations": objects}))
     assert MaskFiles(path).find("name.jpg") == "name"
-    monkeypatch.setattr(masks, limit, value)
+    monkeypatch.setattr(limits, limit, value)
     with pytest.raises(SourceError, match=says):
         MaskFiles(path)
 
@@ -367,7 +368,7 @@ def test_annotations_have_limits(tmp_path, monkeypatch, limit, value, says):
 def test_the_annotations_of_a_picture_have_a_limit(tmp_path, monkeypatch):
     path = annotations(tmp_path / "a.json", SQUARE)
     found = MaskFiles(path)
-    monkeypatch.setattr(masks, "ENTRY_BYTES", 10)
+    monkeypatch.setattr(limits, "ENTRY_BYTES", 10)
     with pytest.raises(SourceError, match="its annotations have more than"):
         found.mask("x.jpg")
 
