@@ -28,9 +28,8 @@ def main() -> None:
     accuracy = "top-1 accuracy, %"
     draw("positional", "Positional information", ["none", "emb", "add", "mul"], accuracy)
     variants = ["B-cos, MaxOut 2", "B-cos, no MaxOut", "conventional"]
-    flavors = [f"{flavor}, {output}" for flavor in ("v1", "v2") for output in OUTPUTS]
-    axis = "area ÷ inherent area"
-    draw("flavors", "Thin models of both flavors", flavors, axis)
+    shares = [f"share of the inherent area, {output}" for output in OUTPUTS]
+    draw("flavors", "The paper's flavor of the backbone", shares, "area ÷ inherent area")
     outputs = [f"perturbation, {output}" for output in OUTPUTS]
     methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "Rollout")
     draw("default-perturbation", "The default model", outputs, "area", methods)
