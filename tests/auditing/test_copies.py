@@ -125,7 +125,7 @@ def test_all_that_is_the_same_around_a_patch_belongs_to_it():
     mask[20:30, 14:40] = True
     mask[2:12, 2:12] = True  # the same, but not joined to the middle
     images[:, :, mask] = mark[:, mask]
-    same = same_pixels(details(images), torch.ones(8, 1, 48, 48), 8)
+    same = same_pixels(images, torch.ones(8, 1, 48, 48), 8)
     inside = torch.zeros_like(mask)
     inside[21:29, 15:39] = True
     assert same[inside].all()
@@ -135,16 +135,43 @@ def test_all_that_is_the_same_around_a_patch_belongs_to_it():
     # Of one picture that lacks it, the others still agree, and of four they do not.
     for lacking, agree in ((1, True), (4, False)):
         images[:lacking] = noise(lacking, 48, 7)
-        same = same_pixels(details(images), torch.ones(8, 1, 48, 48), 8)
+        same = same_pixels(images, torch.ones(8, 1, 48, 48), 8)
         assert bool(same[24, 27]) == agree
 
 
+def test_a_part_of_one_color_belongs_to_a_copy_that_it_touches():
+    images = noise(8, 48)
+    images[:, :, 16:32, 10:40] = torch.tensor([0.9, 0.1, 0.4])[:, None, None]
+    images[:, :, 2:6, 2:6] = 0.5  # not joined to the middle
+    same = same_pixels(images, torch.ones(8, 1, 48, 48), 8)
+    assert same[17:31, 11:39].all() and not same[:10].any()
+    images[:, :, 16:32, 30:40] += 0.3 * torch.arange(8)[:, None, None, None] / 8
+    assert not same_pixels(images, torch.ones(8, 1, 48, 48), 8)[20:28, 34:38].any()
+
+
 def test_what_is_in_too_few_pictures_is_not_the_same():
-    images = noise(1, 24).expand(5, -1, -1, -1)
+    images = noise(1, 24).repeat(5, 1, 1, 1)
     inside = torch.ones(5, 1, 24, 24)
-    inside[:2, :, :, 14:] = 0
-    same = same_pixels(details(images), inside, 8)
+    inside[:2, :, :, 14:] = images[:2, :, :, 14:] = 0
+    same = same_pixels(images, inside, 8)
     assert same[:, :12].all() and not same[:, 14:].any()
+
+
+def test_a_copy_of_which_a_picture_has_the_patch_alone():
+    images, evidence, _ = scene(having=())
+    pictures = [(image, 0, "") for image in images]
+    stripe = torch.zeros(3, 16, 4)
+    stripe[:, ::4] = stripe[:, 1::4] = 1
+    corners = {}
+    for number in range(6):
+        # At the right of the patch; in one picture, that is outside.
+        left = SIDE - 4 if number == 5 else 16
+        corners[number] = torch.tensor([16, left])
+        if number < 5:
+            images[number, :, 12:28, left + 7 : left + 11] = stripe
+    place = Copies(evidence, pictures)._whole(corners, 8)
+    assert torch.allclose(place[5][1], torch.tensor([[16, SIDE - 4, 24, SIDE]]) / SIDE)
+    assert place[0][1].shape[0] > 1 and (place[0][1][:, 3] > 23 / SIDE).all()
 
 
 def test_rows_of_pixels():

@@ -43,6 +43,9 @@ REACH = 4
 """Cells beside a patch, on each side, that may belong to the same copy."""
 AROUND = 24
 """Pictures in which it is seen what belongs to a copy."""
+ONE_COLOR = 0.06
+"""How much the color of a pixel differs between pictures, as a standard deviation, where it is the
+same."""
 MATCHED = 400
 """Pictures of a class in which what was found is looked for again."""
 
@@ -142,10 +145,10 @@ class Copies:
         inside: list[Tensor] = []
         for number, corner in list(corners.items())[:AROUND]:
             image = self.pictures[int(self.evidence.index[number])][0]
-            seen = details(reduced(image, grid, side))
+            small = reduced(image, grid, side)
             # A patch may stick out of its picture by its side.
             top, left = (corner + side).tolist()
-            for found, each in ((around, seen), (inside, torch.ones_like(seen[:, :1]))):
+            for found, each in ((around, small), (inside, torch.ones_like(small[:, :1]))):
                 padded = F.pad(each[0], (reach + side,) * 4)
                 wide = side + 2 * reach
                 found.append(padded[:, top : top + wide, left : left + wide])
@@ -153,11 +156,12 @@ class Copies:
         patch, parts = torch.tensor([[0, 0, side, side]]), rows_of(same) - reach
         place = {}
         for number, corner in corners.items():
-            boxes = [
-                ((some + corner.repeat(2)) / (grid * side)).clamp(0, 1)
-                for some in (patch, parts if len(parts) else patch)
-            ]
-            place[number] = (boxes[0], boxes[1])
+            box, boxes = (
+                ((some + corner.repeat(2)) / (grid * side)).clamp(0, 1) for some in (patch, parts)
+            )
+            # Of a copy that sticks out, nothing but a part of the patch may be left.
+            left = (boxes[:, 2:] > boxes[:, :2]).all(1)
+            place[number] = (box, boxes[left] if left.any() else box)
         return place
 
     def _drawn(self, numbers: Array, count: int) -> Array:
@@ -214,23 +218,29 @@ def same_pixels(images: Tensor, inside: Tensor, side: int) -> Tensor:
     """Returns the pixels that are the same in parts of pictures, and are joined to their middle.
 
     Args:
-        images: Details of the parts, with a patch in their middle [N, 6, H, H], from `details`.
-        inside: Pixels that are in the pictures [N, 1, H, H].
+        images: The parts, with a patch in their middle [N, 3, H, H].
+        inside: Pixels that are in the pictures [N, 1, H, H]; the others are black.
         side: The side of the patch.
 
     Returns:
-        Whether each pixel is the same: the details of all pairs in a small square around it have a
-        mean correlation of at least ``AGAIN`` [H, H].
+        Whether each pixel is the same: it has nearly one color, or the details of all pairs in a
+        small square around it have a mean correlation of at least ``AGAIN`` [H, H].
     """
     small = max(3, side // 2) | 1
-    squares, whole = F.unfold(images, small, padding=small // 2), inside.flatten(1)
+    # Between two pixels that are inside.
+    across, down = F.pad(inside[..., 1:], (0, 1)), F.pad(inside[..., 1:, :], (0, 0, 0, 1))
+    beside = torch.cat([(inside * each).expand(-1, 3, -1, -1) for each in (across, down)], 1)
+    squares = F.unfold(details(images) * beside, small, padding=small // 2)
+    whole = inside.flatten(1)
     least = FLAT * squares.shape[1] ** 0.5
     squares = squares / squares.norm(dim=1, keepdim=True).clamp_min(least)
     squares = squares * whole[:, None]
     count = whole.sum(0)
     pairs = squares.sum(0).square().sum(0) - squares.square().sum((0, 1))
-    same = (count >= LEAST) & (pairs >= AGAIN * count * (count - 1))
-    same = same.view(images.shape[-2:])
+    same = (pairs >= AGAIN * count * (count - 1)).view(images.shape[-2:])
+    mean = images.sum(0) / count.clamp_min(1).view_as(same)
+    spread = ((images - mean).square() * inside).sum(0).mean(0) / count.clamp_min(1).view_as(same)
+    same = (same | (spread.sqrt() <= ONE_COLOR)) & (count >= LEAST).view_as(same)
     middle = slice((len(same) - side) // 2, (len(same) + side) // 2)
     grown = torch.zeros_like(same)
     grown[middle, middle] = same[middle, middle]
