@@ -29,6 +29,9 @@ NEIGHBORS = 5
 all of its pictures."""
 CHOSEN = 12
 """Pictures that are chosen, or a tenth where they are more."""
+ALIKE = 2.0
+"""How far the looks of chosen pictures may be from that of the first, relative to the nearest
+``NEIGHBORS``."""
 NEED = 0.5
 """How far a picture must move others to be chosen, relative to those that move them most."""
 
@@ -84,7 +87,7 @@ class Screening:
         spread = torch.cov(other_looks.T) + 1e-4 * torch.eye(looks.shape[1])
         scale = torch.linalg.inv(torch.linalg.cholesky(spread)).T
         chosen, compare = (
-            numbers[_most(_smoothed(((moved - usual) / much).mean(0), (look @ scale).numpy()))]
+            numbers[_most(((moved - usual) / much).mean(0), (look @ scale).numpy())]
             for numbers, moved, look in ((sources, own, looks), (pool, other, other_looks))
         )
         return chosen, compare
@@ -114,8 +117,13 @@ def _smoothed(moved: Array, looks: Array) -> Array:
     return moved[np.argsort(away, 1, kind="stable")[:, :NEIGHBORS]].mean(1)
 
 
-def _most(moved: Array) -> Array:
-    """Positions of the largest values, the largest first."""
+def _most(moved: Array, looks: Array) -> Array:
+    """Positions of pictures that move most and have about the same look, the first ones first."""
+    moved = _smoothed(moved, looks)
     order = np.argsort(-moved, kind="stable")[: max(CHOSEN, len(moved) // 10)]
     enough = NEED * np.median(moved[order[:NEIGHBORS]])
-    return order[: max(NEIGHBORS, int((moved[order] >= enough).sum()))]
+    # An added look is one: of several that move others, that of the first.
+    away = np.linalg.norm(looks - looks[order[0]], axis=1)
+    near = ALIKE * np.sort(away)[min(NEIGHBORS, len(away) - 1)]
+    chosen = order[(moved[order] >= enough) & (away[order] <= near)]
+    return chosen if len(chosen) >= NEIGHBORS else np.argsort(away, kind="stable")[:NEIGHBORS]
