@@ -41,7 +41,7 @@ from bcosvit.attribution.exact_linear import ExactLinear
 from bcosvit.attribution.sampling import Occlusion, RandomMap, SmoothGrad
 
 # isort: split
-from bcosvit.attribution import layers
+from bcosvit.attribution import layers as layers
 
 __all__ = [
     "METHODS",
@@ -72,7 +72,6 @@ __all__ = [
     "explain_all",
     "explainers",
     "get_explainer",
-    "layers",
     "method_name",
     "method_title",
     "register_explainer",

@@ -161,10 +161,10 @@ def constant_if(frozen: bool, tensor: Tensor) -> Tensor:
 def computed_in(tensor: Tensor) -> torch.dtype:
     """The dtype that products of ``tensor`` are computed in: autocast's, or its own.
 
-    Autocast leaves float64 as it is.
+    Autocast leaves float64 as it is, and does not know the meta device.
     """
     device = tensor.device.type
-    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if tensor.dtype == torch.float64 or tensor.is_meta or not torch.is_autocast_enabled(device):
         return tensor.dtype
     return torch.get_autocast_dtype(device)
 
