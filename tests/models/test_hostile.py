@@ -240,6 +240,7 @@ def test_names_of_all_languages_are_taken(models, tmp_path):
     [
         *('"text"', "[]", "nonsense", '{"eval_crop": 0}', '{"eval_crop": NaN}'),
         *('{"eval_crop": 1e300}', '{"eval_crop": "x"}', '{"accuracy": Infinity}', '{"epoch": []}'),
+        *('{"image_size": 0}', '{"image_size": 1e3}', '{"image_size": 99999}'),
     ],
 )
 def test_hostile_notes_about_the_run_are_refused(models, tmp_path, run):

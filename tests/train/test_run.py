@@ -101,6 +101,20 @@ def test_reports_cut_pictures_as_validation_did(tmp_path, crop):
     assert transform == EvalTransform(size, crop)
 
 
+def test_a_model_of_any_size_is_shown_pictures_of_the_size_it_was_trained_on(tmp_path):
+    backbone = bcosvit.DenseNetConfig(num_classes=8, blocks=(1, 1, 1), growth=4, stem_width=8)
+    ways = recipe(epochs=1, image_size=48)
+    run = train(DATA, out=tmp_path / "run", model=backbone, recipe=ways)
+    assert Predictor.load(run.weights, "cpu").transform.image_size == 48
+    save(load(run.weights), tmp_path / "again.safetensors")
+    assert load(tmp_path / "again.safetensors").transform.image_size == 48
+    # The size of a transformer is in its config alone.
+    notes = {"bcosvit.run": json.dumps({"image_size": 48})}
+    save(create_model(small_config()), tmp_path / "vit.safetensors", metadata=notes)
+    size = load(tmp_path / "vit.safetensors").transform.image_size
+    assert size == small_config().image_size[0] != 48
+
+
 def test_the_picture_shows_photographs_and_contributions(run):
     with Image.open(run.folder / "explanations" / "epoch-0003.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))

@@ -85,6 +85,9 @@ class Classifier(nn.Module, Generic[C]):
     """How unlike the training photographs a picture is, where the weights bring such a score."""
     eval_crop: float | None = None
     """The share of a picture's short side that training validated on; None is the paper's."""
+    eval_size: int | None = None
+    """The side of the pictures that training validated on, where the model takes any size; None is
+    that of the config."""
 
     @property
     def transform(self) -> "EvalTransform":
@@ -105,7 +108,8 @@ class Classifier(nn.Module, Generic[C]):
                 f"The model takes pictures of {width}×{height} pixels, but only squares are "
                 f"supported here; give it a square size with bcosvit.resize_prior."
             )
-        return EvalTransform(height, self.eval_crop or EvalTransform.crop_fraction)
+        crop = self.eval_crop or EvalTransform.crop_fraction
+        return EvalTransform(self.eval_size or height, crop)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -275,7 +279,10 @@ class Classifier(nn.Module, Generic[C]):
         model.class_ids = class_names_of(path, metadata, config.num_classes, IDS_KEY)
         if UNLIKE_KEY in metadata:
             model.unlike = Unlike.loads(metadata[UNLIKE_KEY], config.num_classes)
-        model.eval_crop = run_notes(metadata, path).get("eval_crop")
+        notes = run_notes(metadata, path)
+        model.eval_crop = notes.get("eval_crop")
+        if "image_size" not in config.fields():
+            model.eval_size = notes.get("image_size")
         return model.eval()
 
 
@@ -447,8 +454,9 @@ def own_metadata(model: AnyModel) -> dict[str, str]:
         found[IDS_KEY] = json.dumps(model.class_ids)
     if model.unlike is not None:
         found[UNLIKE_KEY] = model.unlike.dumps()
-    if model.eval_crop is not None:
-        found[RUN_KEY] = json.dumps({"eval_crop": model.eval_crop})
+    run = {"eval_crop": model.eval_crop, "image_size": model.eval_size}
+    if known := {key: value for key, value in run.items() if value is not None}:
+        found[RUN_KEY] = json.dumps(known)
     return found
 
 

@@ -31,6 +31,7 @@ from bcosvit.files import atomic
 from bcosvit.messages import and_more, printable
 from bcosvit.models.config import BcosifiedConfig, Config
 from bcosvit.models.hub import is_file, locate
+from bcosvit.models.limits import LIMITS
 from bcosvit.models.registry import KINDS, from_dict, kind_of, model_config, to_dict
 from bcosvit.shipped import shipped, shipped_file
 
@@ -303,7 +304,8 @@ def run_notes(metadata: Mapping[str, str], source: str | Path) -> dict[str, Any]
         source: The file, for the error message.
 
     Returns:
-        ``data``, ``recipe``, ``epoch``, ``accuracy`` and ``eval_crop``, where they are there.
+        ``data``, ``recipe``, ``epoch``, ``accuracy``, ``eval_crop`` and ``image_size``, where they
+        are there.
 
     Raises:
         ValueError: One of them is not what it should be.
@@ -316,6 +318,10 @@ def run_notes(metadata: Mapping[str, str], source: str | Path) -> dict[str, Any]
         "epoch": ("a whole number", lambda value: type(value) is int and 0 <= value < 10**9),
         "accuracy": ("a number from 0 to 1", lambda value: _is_share(value)),
         "eval_crop": ("a number above 0, up to 1", lambda v: _is_share(v) and v > 0),
+        "image_size": (
+            f"a whole number from 1 to {LIMITS['image_size']}",
+            lambda value: type(value) is int and 1 <= value <= LIMITS["image_size"],
+        ),
     }
     if not isinstance(notes, dict):
         raise ValueError(f"{source} has no dict of notes about its run; save it again without.")

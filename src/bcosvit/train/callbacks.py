@@ -120,6 +120,8 @@ class BestModel(Callback):
             # How images must be cropped to be seen as in validation.
             "eval_crop": self.plan.recipe.eval_crop,
         }
+        if self.plan.image_size != self.plan.model.image_size[0]:
+            run["image_size"] = self.plan.image_size
         return {CLASSES_KEY: json.dumps(self.plan.classes), RUN_KEY: json.dumps(run)}
 
     def _card(self) -> str:
