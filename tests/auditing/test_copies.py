@@ -77,6 +77,16 @@ def test_a_tag_in_few_pictures_is_found_in_all_of_them_and_where_it_is():
     assert found(*scene(having=())[:2]) == []
 
 
+def test_a_tag_that_counts_little_itself_is_found():
+    having = (3, 8, 20, 31, 39)
+    images, evidence, corners = scene(having=having)
+    for number, (top, left) in corners.items():
+        at = [(2 * corner + TAG) * GRID // (2 * SIDE) for corner in (top, left)]
+        evidence.cells[number, :, at[0], at[1]] = 0
+    (copy,) = found(images, evidence)
+    assert copy.pictures.tolist() == list(having)
+
+
 def test_stripes_of_a_pixel_are_found_on_photographs():
     """At the smaller size they fade."""
     images, evidence, _ = scene(having=())

@@ -157,3 +157,30 @@ def test_the_effect_counts_as_much_as_the_cue_repeats(kind, repeats, weight):
     made = SimpleNamespace(turned=0.5, turned_control=0.1, low=0.3, repeats=repeats, cue=cue)
     assert Cue.large == (0.4, 0.3)
     assert Suspicion.score.fget(made) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "turned", "low", "removals", "strong"),
+    [
+        ("edge", 0.41, 0.31, 5, True),
+        ("edge", 0.39, 0.31, 5, False),
+        ("edge", 0.41, 0.29, 5, False),
+        ("color", 0.86, 0.61, 10, True),
+        ("color", 0.84, 0.61, 10, False),
+        ("color", 0.86, 0.59, 10, False),
+        # Of fewer pictures, the colors agree by chance.
+        ("color", 0.86, 0.61, 9, False),
+        ("sharpness", 0.41, 0.31, 10, True),
+        ("sharpness", 0.41, 0.31, 9, False),
+    ],
+)
+def test_large_effects_of_enough_pictures_are_strong(kind, turned, low, removals, strong):
+    from bcosvit.auditing.cues import Sharpness
+
+    cue = {each.kind: each for each in (Edge, Color, Sharpness)}[kind]
+    made = SimpleNamespace(
+        turned=turned, turned_control=0.0, low=low, removals=removals, p_corrected=0.01, cue=cue
+    )
+    assert Suspicion.strong.fget(made) == strong
+    made.p_corrected = 0.06
+    assert not Suspicion.strong.fget(made)

@@ -37,8 +37,13 @@ EXCLUSIVE = 10
 is in pictures of others, at least."""
 SEARCHED = 80
 """Pictures of a class that are compared with each other, and twice as many of all classes."""
-STRONGEST = 12
-"""Cells of each picture that are compared, those with the most evidence for the label."""
+QUERIED = 40
+"""Those of them whose patches are looked for in all of them."""
+STRONGEST = 36
+"""Cells of each picture of a class that are compared, those with the most evidence for the label: a
+tag may act on others more than it counts itself."""
+OTHERS = 12
+"""Cells of pictures of other classes; with all around them they are most of a picture."""
 REACH = 4
 """Cells beside a patch, on each side, that may belong to the same copy."""
 AROUND = 24
@@ -114,10 +119,10 @@ class Copies:
 
     def _found(self, label: int, own: Array, side: int, again: float, nearly: float) -> list[Place]:
         """Where each patch is that is found at a size, and what belongs to it."""
-        numbers, corners, windows = self._windows(own, side)
+        numbers, corners, windows = self._windows(own, side, STRONGEST)
         if side not in self._others:
             some = self._drawn(np.arange(len(self.evidence)), 2 * SEARCHED)
-            self._others[side] = self._windows(some, side)
+            self._others[side] = self._windows(some, side, OTHERS)
         others, _, theirs = self._others[side]
         searched = torch.isin(numbers, torch.from_numpy(own[:SEARCHED]))
         foreign = torch.from_numpy(self.evidence.label[others.numpy()] != label)
@@ -126,6 +131,7 @@ class Copies:
             numbers[searched],
             theirs[foreign],
             others[foreign],
+            queried=torch.isin(numbers[searched], torch.from_numpy(own[:QUERIED])),
             again=again,
             nearly=nearly,
         )
@@ -168,13 +174,13 @@ class Copies:
         """Some pictures in a random order."""
         return np.random.default_rng([self.seed, len(numbers)]).permutation(numbers)[:count]
 
-    def _windows(self, numbers: Array, side: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Around strong cells: the number of the picture, the corner in the reduced picture, and
-        the window."""
+    def _windows(self, numbers: Array, side: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Around the strongest cells: the number of the picture, the corner in the reduced
+        picture, and the window."""
         evidence, grid = self.evidence, self.evidence.settings.grid
         found = []
         for number in np.sort(numbers).tolist():
-            cells = np.argsort(-evidence.cells[number, 0].ravel(), kind="stable")[:STRONGEST]
+            cells = np.argsort(-evidence.cells[number, 0].ravel(), kind="stable")[:most]
             image = self.pictures[int(evidence.index[number])][0]
             corners, windows = cell_windows(image, torch.from_numpy(cells), grid, side)
             found.append((torch.full((len(cells),), number), corners, windows))
@@ -267,6 +273,7 @@ def find_patches(
     others: Tensor,
     other_pictures: Tensor,
     *,
+    queried: Tensor | None = None,
     again: float = AGAIN,
     nearly: float = NEARLY,
 ) -> list[Tensor]:
@@ -277,6 +284,7 @@ def find_patches(
         pictures: The number of the picture that each is in.
         others: Windows of cells of other classes.
         other_pictures: The numbers of their pictures.
+        queried: The windows whose patches are looked for [M]; all by default.
         again: The correlation from which something is the same.
         nearly: The correlation from which something is nearly the same.
 
@@ -286,8 +294,9 @@ def find_patches(
     if not len(windows) or not len(others):
         return []
     side, count = windows.shape[-1] // 3, len(pictures.unique())
-    patches = windows[..., side : 2 * side, side : 2 * side]
-    # The middle of a copy is in some cell, so that half of the shifts will do for a first look.
+    patches = windows if queried is None else windows[queried]
+    patches = patches[..., side : 2 * side, side : 2 * side]
+    # The middle of a copy is in some cell, so that half of the shifts will do.
     half = side // 2
     left = likeness(windows[..., half:-half, half:-half], patches)[0] >= again
     enough = (_shares(left, pictures) * count).round() >= LEAST

@@ -97,6 +97,8 @@ class Cue(ABC):
     control, and the lower end of the interval of its effect."""
     fewest: ClassVar[int] = 5
     """Correct pictures that it must be in."""
+    enough: ClassVar[int] = 0
+    """Pictures that it must be copied from to be called strong or significant."""
     onto_any: ClassVar[bool] = False
     """Whether it is copied onto pictures of all other classes, not only of the class's rival."""
     counts: ClassVar[float] = 1.0
@@ -381,6 +383,8 @@ class Look(Whole):
 
     repeating: ClassVar[str] = "is also in the parts of its pictures without evidence"
     repeats_least: ClassVar[float] = 0.9
+    enough: ClassVar[int] = 10
+    """A few photographs of a class often agree in their colors, and in nothing else."""
     onto_any: ClassVar[bool] = True
 
     @staticmethod
@@ -416,8 +420,8 @@ class Color(Look):
 
     kind: ClassVar[str] = "color"
     title: ClassVar[str] = "Cast of color"
-    large: ClassVar[tuple[float, float]] = (0.75, 0.40)
-    """More than of others, since the photographs of a class that need their colors most may have
+    large: ClassVar[tuple[float, float]] = (0.85, 0.60)
+    """More than of others, since the photographs of a class whose colors turn others most may have
     nearly the same ones."""
     of = staticmethod(colors)
     given = staticmethod(recolored)

@@ -29,10 +29,10 @@ those that vary. Whether a cue repeats is seen before it is copied, so that this
 p-values as they are. A suspicion is called significant if the corrected p-value is below 0.05, the
 effect is large, and the cue repeats like something that was added. Large means that the transfer
 turns at least 40 % more of the pictures than the control does, and that the lower end of the
-effect's 95 % interval is above 30 % (for casts of color 75 % and 40 %, since many classes depend on
-their colors); small effects are everywhere. Repeats means what
-`bcosvit.auditing.repeats` measures: a tag is a copy in all of its pictures, while parts of objects,
-which may turn other pictures as well, vary.
+effect's 95 % interval is above 30 % (for casts of color 85 % and 60 %, since many classes depend on
+their colors); small effects are everywhere. A look must be that of at least ten pictures. Repeats
+means what `bcosvit.auditing.repeats` measures: a tag is a copy in all of its pictures, while parts
+of objects, which may turn other pictures as well, vary.
 """
 
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ class Suspicion:
         """Whether the effect is large, and no coincidence."""
         turned, low = self.cue.large
         large = self.turned - self.turned_control >= turned and self.low >= low
-        return self.p_corrected < ALPHA and large
+        return self.p_corrected < ALPHA and large and self.removals >= self.cue.enough
 
     @property
     def significant(self) -> bool:
