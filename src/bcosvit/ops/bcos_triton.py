@@ -92,6 +92,7 @@ def _launch_scale(
     """[R, M·C] -> y [R, C], the winners [R, C] where they are to be kept, and Σy² [R]."""
     if units.stride(-1) != 1:
         units = units.contiguous()
+    norm = norm.contiguous()
     rows, outputs = units.shape[0], units.shape[1] // m
     out, winner, squares = room(units, norm, outputs, m, keep, with_squares)
     block_r, block_c = _blocks(rows, outputs)
@@ -209,7 +210,7 @@ def _write_units_gradient(
     with_norm: bool,
 ) -> Tensor:
     """Writes d units, of the winners alone where there is one per output; returns d norm."""
-    grad = grad.contiguous()
+    grad, norm = grad.contiguous(), norm.contiguous()
     rows, outputs = grad.shape
     d_norm = norm.new_empty(rows if with_norm else 0)
     shared = out.shape[0]
@@ -394,7 +395,7 @@ def _launch_product(
     with_squares: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y [R, C], the winners [R, C] where they are to be kept, and Σy² [R]."""
-    x, weight = x.contiguous(), weight.contiguous()
+    x, weight, norm = x.contiguous(), weight.contiguous(), norm.contiguous()
     (rows, inputs), units = x.shape, weight.shape[0]
     keep = keep and m > 1
     outputs, tiles = units // m, TILES
