@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.reference.dynamic import Affine, block_diagonal, softmax
+from tests.reference.dynamic import Affine, Image, block_diagonal, softmax
 
 State = dict[str, np.ndarray]
 
@@ -81,7 +81,7 @@ def stem(encoded: np.ndarray, setting: Setting, name: str, *, stride: int, paddi
         constant = constant + setting.fade * np.repeat(
             setting.weights[name + ".bias"], out[1] * out[2]
         )
-    state = Affine.identity(encoded)
+    state = Image(encoded)
     if setting.b is not None:
         half = weight / (2 * setting.std)[None, :, None, None]
         both = np.concatenate([half, -half], axis=1)

@@ -21,10 +21,6 @@ class Affine:
     offset: np.ndarray
     value: np.ndarray
 
-    @classmethod
-    def identity(cls, x: np.ndarray) -> "Affine":
-        return cls(np.eye(x.size), np.zeros(x.size), x.reshape(-1).copy())
-
     def then(self, layer: np.ndarray, constant: np.ndarray | float = 0.0) -> "Affine":
         return Affine(
             layer @ self.matrix, layer @ self.offset + constant, layer @ self.value + constant
@@ -34,6 +30,16 @@ class Affine:
         return Affine(
             self.matrix + other.matrix, self.offset + other.offset, self.value + other.value
         )
+
+
+class Image(Affine):
+    """What the product begins with. Its matrix, the identity, is large and changes no product."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.value = x.reshape(-1).copy()
+
+    def then(self, layer: np.ndarray, constant: np.ndarray | float = 0.0) -> Affine:
+        return Affine(layer, np.zeros(len(layer)) + constant, layer @ self.value + constant)
 
 
 def bcos_rows(a: np.ndarray, weight: np.ndarray, b: float, m: int, gamma: float, eps: float):
@@ -109,7 +115,7 @@ def dense_backbone(image: np.ndarray, weights: State, flavor: str, layers, growt
     def norm(state, shape, name):
         return state if v1 else batch_norm(state, shape, weights, name)
 
-    state, shape = conv(Affine.identity(image), image.shape, "conv0", 2, 3)
+    state, shape = conv(Image(image), image.shape, "conv0", 2, 3)
     state = norm(state, shape, "norm0")
     state, shape = average_pool(state, shape, kernel=3, stride=2, padding=1)
     for block, count in enumerate(layers, start=1):
