@@ -1,5 +1,7 @@
 """Products and convolutions in all of float32, whatever PyTorch is set to."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -390,3 +392,13 @@ def test_traced_convolutions_have_the_shapes_of_real_ones(window):
         (products._adjoint, grad, weight, *window, groups, list(x_shape[2:])),
     ):
         torch.library.opcheck(op, tuple(arguments), test_utils=tests)
+
+
+def test_importing_the_library_does_not_import_the_compiler():
+    """Which takes as long as all else."""
+    script = "import sys, bcosvit.report.explain; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert done.stdout.strip() == b"False"
+    # The mark that it would be imported for.
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(marked) == vars(products.rounds)

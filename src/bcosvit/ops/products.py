@@ -12,7 +12,8 @@ PyTorch's own products call MKL, which takes more than twice as long on processo
 """
 
 import platform
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +38,21 @@ HAS_ONEDNN = (
 SMALLEST_PRODUCT = 2**20
 """Multiplications from which on calling oneDNN costs less than it saves."""
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _EXACT = ("ieee", "none")
 _CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED: tuple[Any, ...] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_in_graphs(function: Function) -> Function:
+    """Does what ``torch.compiler.assume_constant_result`` does, which imports the compiler: that
+    takes as long as importing all else."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant_in_graphs
 def rounds(device: str, op: str) -> bool:
     """Returns whether PyTorch is set to round the inputs of float32 ops to fewer bits.
 
