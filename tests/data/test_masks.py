@@ -254,6 +254,17 @@ def test_arrays_with_objects_are_not_unpickled(tmp_path):
         MaskFiles(tmp_path).mask("x.jpg")
 
 
+def test_a_mask_may_have_one_row(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[True, False]]))
+    assert MaskFiles(tmp_path).mask("x.jpg").tolist() == [[True, False]]
+
+
+def test_pixels_that_are_no_number_are_not_taken_for_the_object(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[1.0, np.nan]]))
+    with pytest.raises(SourceError, match="it holds NaN"):
+        MaskFiles(tmp_path).mask("x.jpg")
+
+
 @pytest.mark.parametrize("name", ["x.png", "x.npy", "x.xml"])
 def test_pipes_are_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)

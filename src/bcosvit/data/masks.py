@@ -153,9 +153,12 @@ class MaskFiles:
             path = regular(self.path / self._files[name])
             if path.suffix.lower() == ".xml":
                 return draw_voc(path, class_name)
-            labels = np.squeeze(_read_array(path)) if _is_array(path) else read_labels(path)
+            labels = _read_array(path) if _is_array(path) else read_labels(path)
+            labels = np.squeeze(labels) if labels.ndim > 2 else labels
             if labels.ndim != 2:
                 raise ValueError(f"it has shape {list(labels.shape)}, expected [H, W]")
+            if labels.dtype.kind == "f" and np.isnan(labels).any():
+                raise ValueError("it holds NaN, which does not say whether a pixel belongs to it")
             return self._selected(labels)
         # On damaged data those who read them raise nearly every kind of exception.
         except Exception as error:
