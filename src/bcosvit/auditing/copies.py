@@ -109,8 +109,11 @@ class Copies:
         own = self._drawn(np.flatnonzero(self.evidence.label == label), MATCHED)
         if len(own) < LEAST:
             return []
+        image = self.pictures[int(self.evidence.index[own[0]])][0]
+        cell = min(image.shape[-2:]) // self.evidence.settings.grid
         places = []
-        for size in SIZES:
+        # Small pictures are not reduced at all.
+        for size in SIZES if cell > SIZES[-1][0] else SIZES[-1:]:
             places += self._found(label, own, *size)
         return [
             Copy(label=label, number=number, where=where, parts=parts)
