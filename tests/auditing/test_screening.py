@@ -94,6 +94,10 @@ def test_pictures_that_move_half_as_far_are_not_chosen():
     assert set(_most(moved, looks).tolist()) == set(range(7))
     looks[7:9, 0] = 50
     assert set(_most(moved, looks).tolist()) == set(range(9))
+    # Of the same look, those that move little are not.
+    looks = np.concatenate([50 + np.arange(7) / 10, 50.8 + np.arange(5) / 50, np.zeros(20)])
+    moved = np.array([1.0] * 7 + [0.4] * 5 + [0.0] * 20)
+    assert set(_most(moved, looks[:, None]).tolist()) == set(range(7))
     # A few at least.
     looks = np.arange(31.0)[:, None]
     assert len(_most(np.array([1.0, *[-1.0] * 30]), looks)) == screened.NEIGHBORS
