@@ -342,7 +342,9 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
         truth = val.has[own].numpy()
         falls = dict(ranking[places[0] - 1].affected) if places else {}
         if falls and not truth.all():
-            scores = np.array([falls.get(int(number), 0.0) for number in members])
+            # Pictures without the cue come last.
+            last = min(falls.values()) - 1
+            scores = np.array([falls.get(int(number), last) for number in members])
             mine["auroc"], mine["ap"] = ranked(scores, truth)
         mine["spray_rank"], auroc, precision = baseline[label]
         if not truth.all():
