@@ -37,7 +37,7 @@ EXCLUSIVE = 10
 is in pictures of others, at least."""
 SEARCHED = 80
 """Pictures of a class that are compared with each other, and twice as many of all classes."""
-QUERIED = 40
+QUERIED = 60
 """Those of them whose patches are looked for in all of them."""
 STRONGEST = 36
 """Cells of each picture of a class that are compared, those with the most evidence for the label: a
