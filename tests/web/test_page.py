@@ -66,9 +66,7 @@ def test_comparing_methods(page, service, pictures):
         assert offered.inner_text().startswith(method.title)
         assert ("slow" in offered.inner_text()) == (method.cost == "many")
         offered.locator("input").click()
-        expect(page.locator("#compared figcaption", has_text=method.title)).to_have_count(
-            1, timeout=30_000
-        )
+        expect(page.locator("#compared figcaption", has_text=method.title)).to_have_count(1)
     assert len(set(sources(page, "#compared"))) == len(service.methods) - 1
     page.click("#methods label:nth-of-type(1) input")
     expect(page.locator("#compared")).not_to_contain_text("Input ×")

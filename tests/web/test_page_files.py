@@ -76,7 +76,7 @@ def test_fast_clicks_are_not_lost(page, service, pictures):
         "for (const n of [1, 0, 1, 0, 2]) document.querySelectorAll('#pictures button')[n].click()"
     )
     (source,) = sources(page, "#pictures button:nth-child(3)")
-    expect(page.locator("#views img").first).to_have_attribute("src", source, timeout=30_000)
+    expect(page.locator("#views img").first).to_have_attribute("src", source)
     says(page, "#title", CLASSES[service.predict(service.open(pictures[2])).top(1)[0]])
 
 

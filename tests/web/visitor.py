@@ -8,6 +8,8 @@ def expect(found: Any) -> Any:
     """Playwright's assertions, which wait; imported late, since it may not be installed."""
     from playwright.sync_api import expect
 
+    # The page waits for the model, which takes long on a busy machine.
+    expect.set_options(timeout=30_000)
     return expect(found)
 
 
@@ -17,12 +19,12 @@ def upload(page: Any, *paths: Path) -> None:
 
 def shown(page: Any, count: int = 4) -> None:
     """Waits until so many pictures are shown."""
-    expect(page.locator("#views figure")).to_have_count(count, timeout=30_000)
+    expect(page.locator("#views figure")).to_have_count(count)
 
 
 def says(page: Any, selector: str, text: str) -> None:
     """Waits until an element contains a text."""
-    expect(page.locator(selector).first).to_contain_text(text, use_inner_text=True, timeout=30_000)
+    expect(page.locator(selector).first).to_contain_text(text, use_inner_text=True)
 
 
 def sources(page: Any, selector: str) -> list[str]:
