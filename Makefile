@@ -6,11 +6,12 @@ READY := $(VENV)/.ready
 
 .PHONY: test test-slow lock lint demo docs coverage mutants fuzz chaos soak clean release
 
-# Everything with hashes, then torch and torchvision by version (see constraints.txt).
+# Everything with hashes, then torch and torchvision by version (see constraints.txt). Python compiles
+# what is imported; pip would compile all files.
 $(READY): pyproject.toml requirements.lock constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement requirements.lock
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $(READY)
 
 # Refreshes requirements.lock: the newest versions that pyproject.toml allows, for all systems and
