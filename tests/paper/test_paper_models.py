@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bcosvit.data import open_source
 from bcosvit.data.dataset import Split
@@ -15,6 +16,14 @@ from bcosvit.train.callbacks import History
 from tests.paper.support import SETTINGS, small_study, write_squares
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "paper_models.py"
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    """The script sets how its process multiplies, which here is that of other tests."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def test_its_runs_and_measurements_are_those_of_reproduce(tmp_path, monkeypatch):
