@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -57,8 +56,8 @@ def assert_flat(tmp_path: Path, count: int, methods: str, gain: int) -> None:
     assert len(taken) == count
     memory, written = zip(*taken, strict=True)
     quarter = count // 4
-    # Of a stretch: single readings depend on when freed memory is given back.
-    assert median(memory[-quarter:]) - median(memory[quarter : 2 * quarter]) < gain
+    # The highest of a stretch: single readings depend on when freed memory is given back.
+    assert max(memory[-quarter:]) - max(memory[quarter : 2 * quarter]) < gain
     size = (tmp_path / "r.html").stat().st_size
     assert size > 25_000 * count
     assert written[count // 2] > 0.4 * size
