@@ -42,7 +42,8 @@ def measure(weights: str, folder: str, out: str, methods: str) -> None:
 def assert_flat(tmp_path: Path, count: int, methods: str, gain: int) -> None:
     """Less than ``gain`` bytes more in the last quarter than in the second.
 
-    A report in memory would be 1,340,000 bytes more: half of 96 pictures with 28,000 bytes each.
+    A report in memory would be 2,690,000 bytes more: half of 192 pictures with 28,000 bytes each.
+    What the allocator and PyTorch keep grows for the first fifty pictures.
     """
     weights = write_weights(tmp_path / "model.safetensors", image_size=48)
     pictures = write_pictures(tmp_path / "pictures", 10, size=48)
@@ -73,4 +74,4 @@ needs_proc = pytest.mark.skipif(
 
 @needs_proc
 def test_memory_is_flat(tmp_path):
-    assert_flat(tmp_path, 96, "inherent,ixg,rollout", gain=1_000_000)
+    assert_flat(tmp_path, 192, "inherent,ixg,rollout", gain=1_000_000)
