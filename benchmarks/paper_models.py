@@ -15,7 +15,7 @@ the same command without this script finds them finished, and draws its figures 
 
 ``work`` takes the measurements of a file with a ``measure`` command per line (without the script's
 name), the first lines first, of all runs that are trained meanwhile. It ends when all are taken or
-the time is up. Images are read once for all models.
+the time is up, and reads the file again when it changes. Images are read once for all models.
 
 ``backbone`` is left out where the backbone is given (``--bcos-backbone``,
 ``--conventional-backbone``). Options that `reproduce` has, too (``--set``, ``--flavor``,
@@ -77,15 +77,14 @@ def main() -> None:
     parser = arguments()
     given = parser.parse_args()
     if given.step == "work":
-        lines = Path(given.plan).read_text().splitlines()
-        work([parser.parse_args(shlex.split(line)) for line in lines if line], given.seconds)
+        work(Plan(Path(given.plan), parser), given.seconds)
         return
     study = open_study(given)
     if given.step == "backbone":
         train_runs(study, [RunSpec(model=BACKBONE_OF[given.family])])
     elif given.step == "train":
         lacking = [spec for spec in specs(given) if run_record(study, spec) is None]
-        train_together(study, lacking, given.wait)
+        train_together(study, lacking, given.wait, given.after)
     else:
         work([given], 0)
 
@@ -107,6 +106,7 @@ def arguments() -> argparse.ArgumentParser:
     steps.add_parser("backbone", parents=[shared])
     train = steps.add_parser("train", parents=[shared, models])
     train.add_argument("--wait", type=float, default=0, help="Seconds, for the backbone")
+    train.add_argument("--after", type=Path, help="Begin when this file exists, prepared before")
     measure = steps.add_parser("measure", parents=[shared, models])
     measure.add_argument("--methods")
     measure.add_argument("--grids", type=int, default=250)
@@ -132,17 +132,22 @@ def open_study(given: argparse.Namespace) -> Study:
             import attnlrp  # noqa: F401  (registers the method)
         how = {name: getattr(given, name) for name in ("grids", "images", "batch_size")}
         how["methods"] = methods and tuple(methods)
-    return Study.open(
-        StudyOptions(
-            data=given.data,
-            out=Path(given.out),
-            recipe="small",
-            settings=parse_settings(given.set),
-            flavor=given.flavor,
-            backbones={name: file for name, file in backbones.items() if file},
-            **how,
-        )
+    how |= {
+        "flavor": given.flavor,
+        "backbones": {name: file for name, file in backbones.items() if file},
+    }
+    # The data are listed once for all commands.
+    key = (given.data, given.out, *given.set)
+    if key in _opened:
+        return dataclasses.replace(_opened[key], **how, missing={}, used={})
+    settings = parse_settings(given.set)
+    _opened[key] = Study.open(
+        StudyOptions(data=given.data, out=Path(given.out), recipe="small", settings=settings, **how)
     )
+    return _opened[key]
+
+
+_opened: dict[tuple[str, ...], Study] = {}
 
 
 def specs(given: argparse.Namespace) -> list[RunSpec]:
@@ -194,16 +199,21 @@ class Measurement:
     sets: Sequence[dict[str, Any]]
 
     @cached_property
+    def folder(self) -> Path:
+        """Of its run."""
+        return run_folder(self.study, self.spec)
+
+    @cached_property
     def claim(self) -> Path:
         """A file that the process makes which takes the measurement."""
-        study, name = self.study, run_folder(self.study, self.spec).name
+        study = self.study
         what = [self.metric, self.sets, study.methods, study.grids, study.images]
-        return study.out / "claims" / f"{name}-{self.metric}-{digest(what)}"
+        return study.out / "claims" / f"{self.folder.name}-{self.metric}-{digest(what)}"
 
     @property
     def is_ready(self) -> bool:
         """Whether its run is trained."""
-        return run_record(self.study, self.spec) is not None
+        return (self.folder / DONE).is_file()
 
     def begin(self) -> bool:
         """Whether no other process has taken it."""
@@ -252,13 +262,37 @@ def measurements(given: argparse.Namespace, kept: Kept) -> list[Measurement]:
     ]
 
 
-def work(commands: Sequence[argparse.Namespace], seconds: float) -> None:
+class Plan:
+    """The commands of a file, which may change."""
+
+    def __init__(self, path: Path, parser: argparse.ArgumentParser) -> None:
+        self.path, self.parser = path, parser
+        self._seen: int | None = None
+
+    def changed(self) -> list[argparse.Namespace] | None:
+        """All commands, or None if they are those of the last call."""
+        now = self.path.stat().st_mtime_ns
+        if now == self._seen:
+            return None
+        self._seen = now
+        lines = self.path.read_text().splitlines()
+        return [self.parser.parse_args(shlex.split(line)) for line in lines if line]
+
+
+def work(commands: Sequence[argparse.Namespace] | Plan, seconds: float) -> None:
     """Takes what no other process has taken; inherent explanations stay in all of float32."""
     torch.set_float32_matmul_precision("high")
     end = time.monotonic() + seconds
     kept: Kept = {}
-    jobs = [job for given in commands for job in measurements(given, kept)]
-    while waiting := [job for job in jobs if not job.claim.exists()]:
+    jobs: list[Measurement] = []
+    if not isinstance(commands, Plan):
+        jobs = [job for given in commands for job in measurements(given, kept)]
+    while True:
+        if isinstance(commands, Plan) and (found_commands := commands.changed()) is not None:
+            jobs = [job for given in found_commands for job in measurements(given, kept)]
+        waiting = [job for job in jobs if not job.claim.exists()]
+        if not waiting:
+            break
         # After each, the first ones come first again: their runs may be trained now.
         found = next((job for job in waiting if job.is_ready and job.begin()), None)
         if found is not None:
@@ -293,10 +327,13 @@ class Taps(nn.Module):
         return torch.cat([features.flatten(1) for features in self.each(x)], 1)
 
 
-def train_together(study: Study, specs: Sequence[RunSpec], wait: float = 0) -> None:
+def train_together(
+    study: Study, specs: Sequence[RunSpec], wait: float = 0, after: Path | None = None
+) -> None:
     """Trains runs that differ in their transformers alone, by the recipe of their kind.
 
-    Images and models are made first, while another process may still train the backbone.
+    Images and models are made first, while another process may still train the backbone, or other
+    runs, until the file ``after`` exists.
     """
     if not specs:
         return
@@ -326,6 +363,8 @@ def train_together(study: Study, specs: Sequence[RunSpec], wait: float = 0) -> N
         if time.monotonic() > end:
             raise SystemExit(f"{trained.label} is not trained; train it first.")
         time.sleep(0.5)
+    while after is not None and not after.exists():
+        time.sleep(0.2)
     began = time.monotonic()
     for spec, model in models.items():
         initialize(model, backbone)
