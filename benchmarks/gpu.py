@@ -315,11 +315,11 @@ def tile_rows(batch: int) -> list[Row]:
     )
     prior = torch.randn(12, 196, 196, device="cuda").softmax(-1).bfloat16()
     prior = F.pad(prior, (0, 60))
-    out, lse = kernels._launch(q, k, v, prior, 2, False)
+    out, lse, _ = kernels._launch(q, k, v, prior, 2, False, True)
     delta = (g.float() * out.float()).sum(-1)
     state = (g, q, k, v, prior, lse, delta, 2)
     runs: dict[str, Callable[[], Any]] = {
-        "forward": lambda: kernels._launch(q, k, v, prior, 2, False)[0],
+        "forward": lambda: kernels._launch(q, k, v, prior, 2, False, True)[0],
         "tokens": lambda: torch.stack(kernels._launch_tokens(*state)),
         "value": lambda: kernels._launch_value(g, q, k, prior, lse, 2),
         "prior": lambda: kernels._launch_prior(*state).sum(0),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bcosvit.ops import bcos_conv2d, bcos_linear, bcos_mlp, dispatch, prior_attention
+from bcosvit.ops.attention import prior_attention_and_squares
 from bcosvit.ops.bcos import bcos_scale, row_norms
 from bcosvit.ops.dispatch import unit_rows, use_triton
 
@@ -214,6 +215,28 @@ def test_attention_reads_heads_out_of_rows(seed):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", ["none", "mul"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_hands_on_the_norms_of_its_tokens(dtype, kind, frozen, seed):
+    unless_interpreted(dtype)
+    inputs = [random(3, 2, 20, 12, dtype=dtype) for _ in range(3)]
+    weight = opposed(5, 1, 24).to(dtype)
+    prior = [random(2, 20, 20, dtype=dtype)] if kind != "none" else []
+    found = []
+
+    def run(backend, query, key, value, weight, prior=None):
+        how = {"kind": kind, "frozen": frozen, "backend": backend}
+        mixed, squares = prior_attention_and_squares(query, key, value, prior, **how)
+        found.append(squares)
+        rows = mixed.transpose(1, 2).flatten(2)
+        return bcos_linear(rows, weight, frozen=frozen, backend=backend, squares=squares)
+
+    check(run, [*inputs, weight, *prior], seed)
+    assert found[0].shape == (3, 20, 1)
+    assert found[1] is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("classes", [1, 4, 6])
 def test_several_classes_at_once(classes, frozen, seed):
     """The adjoint of several outputs in one pass equals one pass each."""
@@ -265,7 +288,9 @@ def test_custom_ops_are_well_formed(seed):
     )
     heads = [random(2, 2, 5, 8, dtype=torch.float32).requires_grad_() for _ in range(3)]
     prior = random(2, 5, 5, dtype=torch.float32).requires_grad_()
-    torch.library.opcheck(attention_triton._forward, (*heads, prior, 2, False), test_utils=tests)
+    for with_squares in (False, True):
+        given = (*heads, prior, 2, False, with_squares)
+        torch.library.opcheck(attention_triton._forward, given, test_utils=tests)
 
 
 def test_traced_and_launched_agree(seed):

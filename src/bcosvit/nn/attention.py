@@ -3,15 +3,16 @@
 Letters: n batch, t tokens, d width, h heads.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from bcosvit.nn.linear import BcosLinear, Linear
+from bcosvit.nn.linear import BcosLinear, Linear, is_plain_bcos
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior
 from bcosvit.nn.views import DynamicModule
 from bcosvit.ops import attention_matrix, prior_attention
+from bcosvit.ops.attention import prior_attention_and_squares
 from bcosvit.ops.dispatch import computed_in
 
 AttentionKind = Literal["shifted", "standard"]
@@ -69,9 +70,11 @@ class Attention(DynamicModule):
         value = self.split(self.value(tokens if self.kind == "shifted" else normed))
         prior, kind = self.prior.logits, self.prior.kind
         if self.tape is None:
-            mixed = prior_attention(
-                query, key, value, prior, kind=kind, frozen=self.frozen, backend=self.backend
-            )
+            how: dict[str, Any] = {"kind": kind, "frozen": self.frozen, "backend": self.backend}
+            if is_plain_bcos(self.project):
+                mixed, squares = prior_attention_and_squares(query, key, value, prior, **how)
+                return self.project(mixed.transpose(1, 2).flatten(2), squares)
+            mixed = prior_attention(query, key, value, prior, **how)
         else:
             matrix = self.constant(attention_matrix(query, key, prior, kind))
             self.tape.append(matrix)

@@ -1,7 +1,7 @@
 """Linear layers: the B-cos transform, and the ordinary one with its bias accounted for."""
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -113,10 +113,9 @@ class BcosLinear(BcosLayer):
         self.weight = nn.Parameter(torch.empty(out_features * maxout, in_features))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return bcos_linear(
-            x, self.unit_weight(), **self.options, frozen=self.frozen, backend=self.backend
-        )
+    def forward(self, x: Tensor, squares: Tensor | None = None) -> Tensor:
+        how: dict[str, Any] = {"frozen": self.frozen, "backend": self.backend}
+        return bcos_linear(x, self.unit_weight(), **self.options, **how, squares=squares)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"
@@ -136,7 +135,7 @@ class BcosMLP(nn.Sequential):
         super().__init__(up, down)
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [layer for layer in self if isinstance(layer, BcosLinear) and _is_usual(layer)]
+        layers = [layer for layer in self if is_plain_bcos(layer)]
         if len(layers) != 2 or len(self) != 2:
             return super().forward(x)  # type: ignore[no-untyped-call]
         up, down = layers
@@ -151,8 +150,8 @@ class BcosMLP(nn.Sequential):
         )
 
 
-def _is_usual(layer: BcosLinear) -> bool:
-    """Whether calling the layer would do nothing but its op."""
+def is_plain_bcos(layer: nn.Module) -> TypeGuard[BcosLinear]:
+    """Whether a layer is a B-cos transform, and calling it would do nothing but its op."""
     changed = "forward" in layer.__dict__ or any(getattr(layer, name) for name in _HOOKS)
     return type(layer) is BcosLinear and not changed
 

@@ -6,7 +6,7 @@ What ends ``prior_attention`` is the reference in plain PyTorch, which the kerne
 Letters: n batch, t tokens, d width per head.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -79,13 +79,7 @@ def prior_attention(
         torch.Size([1, 3, 16, 8])
     """
     if use_triton(backend, value):
-        from bcosvit.ops import attention_triton
-
-        weight = None
-        if kind != "none":
-            assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
-            weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
-        return attention_triton.attend(query, key, value, weight, kind, frozen)
+        return _by_kernels(query, key, value, prior, kind, frozen, with_squares=False)[0]
     if use_cpu(backend, query, key, value):
         from bcosvit.ops import attention_cpu
 
@@ -93,3 +87,42 @@ def prior_attention(
             return attention_cpu.attend(query, key, value, prior, kind, frozen)
     matrix = constant_if(frozen, attention_matrix(query, key, prior, kind, frozen))
     return matmul(matrix.to(value.dtype), value, frozen=frozen)
+
+
+def prior_attention_and_squares(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prior: Tensor | None = None,
+    *,
+    kind: PriorKind = "none",
+    frozen: bool = False,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`prior_attention`, and Σ(A·V)² of each token [n, t, 1] where kernels compute it.
+
+    It is what a B-cos transform of the joined heads divides by.
+    """
+    if use_triton(backend, value):
+        return _by_kernels(query, key, value, prior, kind, frozen, with_squares=True)
+    how: dict[str, Any] = {"kind": kind, "frozen": frozen, "backend": backend}
+    return prior_attention(query, key, value, prior, **how), None
+
+
+def _by_kernels(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prior: Tensor | None,
+    kind: PriorKind,
+    frozen: bool,
+    *,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor | None]:
+    from bcosvit.ops import attention_triton
+
+    weight = None
+    if kind != "none":
+        assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
+        weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
+    return attention_triton.attend(query, key, value, weight, kind, frozen, with_squares)

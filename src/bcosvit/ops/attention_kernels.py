@@ -34,10 +34,11 @@ def _pairs(base, h, i, j, t, width):
 
 @triton.jit
 def forward_kernel(
-    query, key, value, prior, out, lse,
+    query, key, value, prior, out, lse, squares,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, o_n, o_h, o_t,
     heads, t, width, d, scale,
-    KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
+    KIND: tl.constexpr, WITH_SQUARES: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     n = (tl.program_id(1) // heads).to(tl.int64)
     h = tl.program_id(1) % heads
@@ -63,7 +64,12 @@ def forward_kernel(
             e *= _pairs(prior, h, i[:, None], j[None, :], t, width)
         mixed = mixed * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision="ieee")
         best = higher
-    _put(out + n * o_n + h * o_h, o_t, first, t, d, mixed / total[:, None], BI, BD)
+    narrow = (mixed / total[:, None]).to(out.dtype.element_ty)
+    _put(out + n * o_n + h * o_h, o_t, first, t, d, narrow, BI, BD)
+    if WITH_SQUARES:
+        # Of what the next layer will read, rounding included; columns beyond d are zero.
+        seen = narrow.to(tl.float32)
+        tl.store(squares + (n * t + i) * heads + h, tl.sum(seen * seen, 1), mask=i < t)
     tl.store(lse + (n * heads + h) * t + i, best + tl.log2(total), mask=i < t)
 
 

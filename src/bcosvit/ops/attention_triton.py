@@ -36,15 +36,18 @@ _TOGETHER = 4
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, kind: str, frozen: bool
-) -> Tensor:
-    """A·V for [n, h, t, d]; ``weight`` [h, t, t] is B itself under add, softmax(B) under mul."""
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, kind: str, frozen: bool,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """A·V for [n, h, t, d], and Σ(A·V)² of each token's heads [n, t, 1] where asked for; ``weight``
+    [h, t, t] is B itself under add, softmax(B) under mul."""
     dtype = value.dtype
     # Rows of a multiple of 64 numbers begin where wide loads may.
     prior = value.new_empty(0) if weight is None else F.pad(weight, (0, -weight.shape[-1] % 64))
     run = _Attend.apply if launches_directly(value) else _forward
-    out, _ = run(query.to(dtype), key.to(dtype), value, prior, _KINDS[kind], frozen)
-    return out
+    heads = query.to(dtype), key.to(dtype), value
+    out, _, squares = run(*heads, prior, _KINDS[kind], frozen, with_squares)
+    return out, squares.sum(-1, keepdim=True) if with_squares else None
 
 
 def _like_rows(x: Tensor) -> Tensor:
@@ -54,49 +57,56 @@ def _like_rows(x: Tensor) -> Tensor:
 
 
 def _launch(
-    query: Tensor, key: Tensor, value: Tensor, prior: Tensor, kind: int, frozen: bool
-) -> tuple[Tensor, Tensor]:
-    """A·V and L [n, h, t], in units of log 2."""
+    query: Tensor, key: Tensor, value: Tensor, prior: Tensor, kind: int, frozen: bool,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A·V, L [n, h, t] in units of log 2, and Σ(A·V)² of each head [n, t, h]."""
     query, key, value = map(_unit_stride, (query, key, value))
     n, h, t, d = query.shape
-    out = _like_rows(query)
-    lse = query.new_empty(n, h, t, dtype=torch.float32)
+    out, lse, squares = _room(query, with_squares)
     sizes = _sizes("forward", t, d, query.dtype)
     grid = (triton.cdiv(t, sizes["BI"]), n * h)
     forward_kernel[grid](
-        query, key, value, prior.contiguous(), out, lse,
+        query, key, value, prior.contiguous(), out, lse, squares,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
         h, t, prior.shape[-1], d, _LOG2E / d**0.5,
-        KIND=kind, **sizes,
+        KIND=kind, WITH_SQUARES=with_squares, **sizes,
     )  # fmt: skip
-    return out, lse
+    return out, lse, squares
+
+
+def _room(query: Tensor, with_squares: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Unwritten A·V, L, and squares, which are empty where they are not asked for."""
+    n, h, t, _ = query.shape
+    lse = query.new_empty(n, h, t, dtype=torch.float32)
+    return _like_rows(query), lse, lse.new_empty(n, t, h if with_squares else 0)
 
 
 _forward = traceable("prior_attention", _launch)
 
 
 @_forward.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, prior: Tensor, kind: int, frozen: bool
-) -> tuple[Tensor, Tensor]:
-    return _like_rows(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+def _(query, key, value, prior, kind, frozen, with_squares):
+    return _room(query, with_squares)
 
 
 def _remember(ctx, inputs, output) -> None:
-    query, key, value, prior, ctx.kind, ctx.frozen = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
+    query, key, value, prior, ctx.kind, ctx.frozen, ctx.with_squares = inputs
+    out, lse, squares = output
+    ctx.mark_non_differentiable(*((lse,) if ctx.with_squares else (lse, squares)))
     # Frozen, δ is not needed, so the output need not be kept.
     kept = value.new_empty(0) if ctx.frozen else out
     ctx.save_for_backward(query, key, value, prior, kept, lse)
 
 
-def _differentiate(ctx, grad: Tensor, _: None):
+def _differentiate(ctx, grad: Tensor, _: None, d_squares: Tensor | None):
     query, key, value, prior, out, lse = ctx.saved_tensors
     direct = launches_directly(grad)
     if ctx.frozen:
         run = _launch_value if direct else _backward_value
-        return None, None, run(grad, query, key, prior, lse, ctx.kind), None, None, None
+        return None, None, run(grad, query, key, prior, lse, ctx.kind), *[None] * 4
+    if ctx.with_squares and d_squares is not None:
+        grad = grad + 2 * d_squares.transpose(1, 2).unsqueeze(-1).to(grad.dtype) * out
     delta = (grad.float() * out.float()).sum(-1)
     state = (grad, query, key, value, prior, lse, delta, ctx.kind)
     d_query, d_key, d_value = (_launch_tokens if direct else _backward_tokens)(*state)
@@ -104,7 +114,7 @@ def _differentiate(ctx, grad: Tensor, _: None):
     if ctx.kind and ctx.needs_input_grad[3]:
         parts = (_launch_prior if direct else _backward_prior)(*state)
         d_prior = parts.sum(0).to(prior.dtype)
-    return d_query, d_key, d_value, d_prior, None, None
+    return d_query, d_key, d_value, d_prior, *[None] * 3
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)

@@ -43,6 +43,7 @@ def bcos_linear(
     eps: float = 1e-6,
     frozen: bool = False,
     backend: Backend = "auto",
+    squares: Tensor | None = None,
 ) -> Tensor:
     """Computes γ·|cos(x, ŵ)|^(B−1)·(ŵ·x), the maximum over ``maxout`` units per output.
 
@@ -56,6 +57,7 @@ def bcos_linear(
         eps: Added to the squared norm of ``x``, so that zero inputs have finite gradients.
         frozen: Whether the gradient with respect to ``x`` is the dynamic matrix W(x).
         backend: Which implementation runs; see :func:`~bcosvit.ops.dispatch.use_triton`.
+        squares: Σx² [..., 1], if it is known, which saves the kernels a pass over ``x``.
 
     Returns:
         [..., c].
@@ -69,7 +71,8 @@ def bcos_linear(
         from bcosvit.ops import bcos_triton
 
         run, weight = bcos_triton.bcos_linear, matching(weight, x, frozen=frozen)
-        return run(x, weight, b=b, maxout=maxout, scale=scale, eps=eps, frozen=frozen)[0]
+        how = BcosOptions(b=b, maxout=maxout, scale=scale, eps=eps)
+        return run(x, weight, **how, frozen=frozen, squares=squares)[0]
     if use_cpu(backend, x, weight):
         from bcosvit.ops import bcos_cpu
 

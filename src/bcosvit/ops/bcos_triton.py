@@ -407,7 +407,11 @@ def _launch_product(
     grid = (min(triton.cdiv(rows, tiles.rows) * across, _processors(x.device)),)
     _product_kernel[grid](
         TensorDescriptor.from_tensor(x, [tiles.rows, tiles.inputs]),
-        TensorDescriptor.from_tensor(weight, [tiles.units, tiles.inputs]),
+        # A tile has the first units of its outputs, then the second ones: a thread then holds
+        # outputs that are neighbors, and stores them together.
+        TensorDescriptor(
+            weight, [m, outputs, inputs], [inputs, m * inputs, 1], [m, *block[1:], tiles.inputs]
+        ),
         norm,
         TensorDescriptor.from_tensor(out, block),
         TensorDescriptor.from_tensor(winner, block) if keep else winner,
@@ -730,11 +734,11 @@ def _product_kernel(
         dot = tl.zeros((BR, BU), tl.float32)
         for step in range(steps):
             a = x.load([first_r, step * BK])
-            w = weight.load([column * BU, step * BK])
-            dot = tl.dot(a, w.T, dot)
+            w = weight.load([0, column * BC, step * BK])
+            dot = tl.dot(a, tl.reshape(w, (BU, BK)).T, dot)
         r = first_r + tl.arange(0, BR)
         if M == 2:
-            first, second = tl.split(tl.reshape(dot, (BR, BC, 2)))
+            first, second = tl.split(tl.permute(tl.reshape(dot, (BR, 2, BC)), (0, 2, 1)))
             best = tl.maximum(first, second)
             if KEEP:
                 winner.store([first_r, column * BC], (second > first).to(tl.uint8))
@@ -743,9 +747,9 @@ def _product_kernel(
         if LINEAR:
             y = scale * best
         else:
-            n = tl.load(norm + r, mask=r < rows, other=1.0)[:, None]
+            inverse = 1.0 / tl.load(norm + r, mask=r < rows, other=1.0)
             # Rounding alone can push |cos| above 1.
-            cos = tl.minimum(tl.abs(best) / n, 1.0)
+            cos = tl.minimum(tl.abs(best) * inverse[:, None], 1.0)
             if not SQUARE:
                 cos = _power(cos, power)
             y = scale * cos * best

@@ -31,8 +31,8 @@ from bcosvit.ops.dispatch import HALF_DTYPES
 SMALLEST = 2**36
 """R·U·D from which on a product takes longer than cuSPARSELt's preparations on the CPU."""
 
-WIDE = 1536
-"""D from which on a compressed gradient was measured to pay."""
+WIDE = 768
+"""The smallest D for which a compressed gradient was measured to pay."""
 
 _PAIRS = 64
 # Ways to multiply that cuSPARSELt is asked to try.
