@@ -74,7 +74,7 @@ def profile(name: str, run: Callable[[], object]) -> None:
     rows = [row for row in found.key_averages() if row.self_device_time_total]
     total = sum(row.self_device_time_total for row in rows)
     print(f"profile of {name}: {total / 1e3:.2f} ms in kernels")
-    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:14]:
+    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:30]:
         print(f"  {row.self_device_time_total / 1e3:8.3f} ms {row.count:5d} × {row.key[:90]}")
 
 
