@@ -139,6 +139,16 @@ def test_processes_give_the_same_bytes(trained, tmp_path, small_chunks):
 
 
 @pytest.mark.slow
+def test_processes_find_the_same_clusters(audited):
+    found = class_evidence(audited.evidence, processes=2)
+    assert len(found) == len(audited.classes)
+    for one, other in zip(found, audited.classes, strict=True):
+        assert one.terms() == other.terms() and one.error == other.error
+        for mine, its in zip(one.clusters, other.clusters, strict=True):
+            assert np.array_equal(mine.rows, its.rows) and mine.dense == its.dense
+
+
+@pytest.mark.slow
 def test_two_runs_give_the_same_report(trained, audited, tmp_path):
     folder, weights = trained
     options = {"masks": folder / "masks", "split": "all", "batch_size": 16, "pairs": 12}

@@ -13,6 +13,7 @@ from bcosvit.auditing.copies import (
     _merged,
     cell_windows,
     find_patches,
+    reduced,
     rows_of,
     same_pixels,
 )
@@ -192,7 +193,7 @@ def test_a_copy_of_which_a_picture_has_the_patch_alone():
         corners[number] = torch.tensor([16, left])
         if number < 5:
             images[number, :, 12:28, left + 7 : left + 11] = stripe
-    place = Copies(evidence, pictures)._whole(corners, 8)
+    place = Copies(evidence, pictures)._whole(corners, images[:6], 8)
     assert torch.allclose(place[5][1], torch.tensor([[16, SIDE - 4, 24, SIDE]]) / SIDE)
     assert place[0][1].shape[0] > 1 and (place[0][1][:, 3] > 23 / SIDE).all()
 
@@ -224,7 +225,7 @@ def test_simple_edges_are_no_copies():
 def test_likeness_tells_where():
     images = noise(2, 24)
     images[1, :, 7:13, 11:17] = images[0, :, 9:15, 9:15]
-    (corner,), (patch,) = cell_windows(images[0], torch.tensor([5]), 4)
+    (corner,), (patch,) = cell_windows(reduced(images[:1], 4, 6), torch.tensor([[5]]), 4)
     assert corner.tolist() == [0, 0]  # the cell at row 1, column 1 has its corner at 6, 6
     assert patch.shape == (6, 18, 18)
     like, where = likeness(details(images[1:]), details(images[:1])[..., 9:14, 9:14])

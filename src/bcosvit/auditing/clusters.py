@@ -6,9 +6,12 @@ the contributions of all clusters and of the remaining weak cells, the residual 
 to the mean logit of the class.
 """
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
 
 import numpy as np
 
@@ -27,6 +30,10 @@ STRONGEST = 0.05
 """The share of a class's cells that count as the strongest."""
 TIGHT = 0.6
 """The spread, relative to that of the class, up to which a group is dense."""
+
+
+Groups = tuple[Array, int]
+"""The group of each cell, and how many of the groups are dense; those come first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,12 +104,13 @@ class ClassEvidence:
         return named + rest
 
 
-def class_evidence(evidence: Evidence, *, seed: int = 0) -> list[ClassEvidence]:
+def class_evidence(evidence: Evidence, *, seed: int = 0, processes: int = 1) -> list[ClassEvidence]:
     """Clusters the evidence of every class.
 
     Args:
         evidence: The store.
         seed: Of k-means.
+        processes: How many processes look for clusters; they find the same ones.
 
     Returns:
         One entry per class that has pictures.
@@ -111,15 +119,53 @@ def class_evidence(evidence: Evidence, *, seed: int = 0) -> list[ClassEvidence]:
         ValueError: If scikit-learn is not installed.
     """
     require("sklearn.cluster", extra="audit", purpose="An audit")
-    return list(_classes(evidence, seed))
+    several = [_Strong.of(evidence, label) for label in np.unique(evidence.label).tolist()]
+    points, sums = [each.points for each in several], [each.sums for each in several]
+    counts = [int((evidence.label == each.label).sum()) for each in several]
+    with ExitStack() as stack:
+        mapped: Callable[..., Iterable[Groups]] = map
+        if processes > 1 and len(several) > 1:
+            # New ones, which share no GPU with this one.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(min(processes, len(several)), context)
+            mapped = stack.enter_context(pool).map
+        groups = mapped(_grouped, points, sums, counts, repeat(seed))
+        return list(_classes(evidence, several, groups))
 
 
-def _classes(evidence: Evidence, seed: int) -> Iterator[ClassEvidence]:
-    for label in np.unique(evidence.label).tolist():
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Strong:
+    """The strong cells of a class."""
+
+    label: int
+    rows: Array
+    """Positions among the strong cells of the evidence [m]."""
+    sums: Array
+    """Their contributions [m]."""
+    points: Array
+    """Their descriptors' principal components [m, d]."""
+    project: Callable[[Array], Array]
+    """From the descriptors of any cells to the same components."""
+
+    @classmethod
+    def of(cls, evidence: Evidence, label: int) -> "_Strong":
+        own = evidence.label[evidence.cell_picture] == label
+        rows = np.flatnonzero((evidence.cell_role == FOR_LABEL) & own)
+        points, project = _components(evidence.descriptors[rows])
+        return cls(
+            label=label, rows=rows, sums=evidence.cell_sum[rows], points=points, project=project
+        )
+
+
+def _classes(
+    evidence: Evidence, several: Iterable[_Strong], groups: Iterable[Groups]
+) -> Iterator[ClassEvidence]:
+    for strong, found in zip(several, groups, strict=True):
+        label = strong.label
         mine = np.flatnonzero(evidence.label == label)
         cells = evidence.cells[mine, 0].astype(np.float64)
         positive = float(np.clip(cells, 0, None).sum())
-        clusters = _clusters(evidence, label, len(mine), positive, seed)
+        clusters = _clusters(evidence, strong, found, len(mine), positive)
         in_clusters = sum(cluster.mean for cluster in clusters)
         # From what the cells hold, not from what is left of the logit.
         rest = float(cells.sum()) / len(mine) - in_clusters
@@ -138,19 +184,17 @@ def _classes(evidence: Evidence, seed: int) -> Iterator[ClassEvidence]:
 
 
 def _clusters(
-    evidence: Evidence, label: int, pictures: int, positive: float, seed: int
+    evidence: Evidence, strong: _Strong, grouped: Groups, pictures: int, positive: float
 ) -> list[Cluster]:
-    for_label = evidence.cell_role == FOR_LABEL
-    own = evidence.label[evidence.cell_picture] == label
-    rows = np.flatnonzero(for_label & own)
+    label, rows, points = strong.label, strong.rows, strong.points
     if not len(rows):
         return []
-    points, project = _components(evidence.descriptors[rows])
-    groups, dense = _grouped(points, evidence.cell_sum[rows], pictures, seed)
+    groups, dense = grouped
     scale = float(np.linalg.norm(points, axis=1).mean()) or 1.0
-    others = np.flatnonzero(for_label & ~own)
-    foreign = project(evidence.descriptors[others[:: max(1, len(others) // AT_MOST)]])
+    own = evidence.label[evidence.cell_picture] == label
+    others = np.flatnonzero((evidence.cell_role == FOR_LABEL) & ~own)
     thinned = max(1, len(others) // AT_MOST)
+    foreign = strong.project(evidence.descriptors[others[::thinned]])
     found = []
     for group in range(groups.max() + 1):
         members = np.flatnonzero(groups == group)
@@ -194,8 +238,10 @@ def _numbered(cluster: Cluster, number: int) -> Cluster:
     return Cluster(**{**cluster.__dict__, "number": number})
 
 
-def _components(descriptors: Array) -> tuple[Array, Any]:
+def _components(descriptors: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Principal components of cells, and the same projection for others."""
+    if not len(descriptors):
+        return np.zeros((0, DIMENSIONS)), lambda other: other[:, :DIMENSIONS]
     values = descriptors.astype(np.float64)
     center = values.mean(0)
     _, vectors = np.linalg.eigh((values - center).T @ (values - center))
@@ -205,10 +251,11 @@ def _components(descriptors: Array) -> tuple[Array, Any]:
     return (values - center) @ axes, lambda other: (other.astype(np.float64) - center) @ axes
 
 
-def _grouped(points: Array, sums: Array, pictures: int, seed: int) -> tuple[Array, int]:
-    """The group of each cell, and how many of the groups are dense; those come first."""
+def _grouped(points: Array, sums: Array, pictures: int, seed: int) -> Groups:
     from sklearn.cluster import HDBSCAN, KMeans
 
+    if not len(points):
+        return np.zeros(0, np.int64), 0
     chosen = np.arange(len(points))
     if len(points) > AT_MOST:
         chosen = np.sort(np.random.default_rng(seed).permutation(len(points))[:AT_MOST])

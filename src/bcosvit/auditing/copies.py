@@ -8,6 +8,7 @@ Letters for shapes: N pictures, M cells, P patches, G rows and columns of the gr
 reduced cell.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from bcosvit.auditing.evidence import Array, Evidence
 from bcosvit.auditing.repeats import AGAIN, FLAT, details, likeness
-from bcosvit.metrics.loader import Images
+from bcosvit.metrics.loader import Images, Reader
 
 PATCHES = 4
 """Patches of a class that are looked for. Those of the same pictures belong together."""
@@ -53,6 +54,8 @@ ONE_COLOR = 0.06
 same."""
 MATCHED = 400
 """Pictures of a class in which what was found is looked for again."""
+READ = 32
+"""Pictures that are read at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +94,10 @@ Place = dict[int, tuple[Tensor, Tensor]]
 """By picture: the box of a patch, and those of what belongs to it [n, 4]."""
 
 
+Small = dict[int, Tensor]
+"""Some pictures, reduced, by the side of a cell [N, 3, h, w]."""
+
+
 class Copies:
     """Finds copies in the classes of a data set.
 
@@ -98,41 +105,65 @@ class Copies:
         evidence: The store.
         pictures: The data of the evidence.
         seed: Of the choice of pictures where there are many.
+        device: Where pictures are compared.
+        num_workers: How many processes read ahead.
     """
 
-    def __init__(self, evidence: Evidence, pictures: Images, seed: int = 0) -> None:
-        self.evidence, self.pictures, self.seed = evidence, pictures, seed
-        self._others: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    def __init__(
+        self,
+        evidence: Evidence,
+        pictures: Images,
+        seed: int = 0,
+        *,
+        device: torch.device | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self.evidence, self.seed = evidence, seed
+        self._device, self._reader = device, Reader(data=pictures, num_workers=num_workers)
+        self._foreign = np.sort(self._drawn(np.arange(len(evidence)), 2 * SEARCHED))
+        self._others: dict[int, tuple[Tensor, Tensor]] = {}
 
     def find(self, label: int) -> list[Copy]:
         """Returns the copies in a class."""
-        own = self._drawn(np.flatnonzero(self.evidence.label == label), MATCHED)
-        if len(own) < LEAST:
-            return []
-        image = self.pictures[int(self.evidence.index[own[0]])][0]
-        cell = min(image.shape[-2:]) // self.evidence.settings.grid
+        return next(self.find_all([label]))
+
+    def find_all(self, labels: Sequence[int]) -> Iterator[list[Copy]]:
+        """Yields the copies in each of some classes, whose pictures are read ahead."""
+        own = [self._drawn(np.flatnonzero(self.evidence.label == each), MATCHED) for each in labels]
+        able = [np.sort(each) for each in own if len(each) >= LEAST]
+        # Pictures of all classes come first.
+        small = self._read([self._foreign, *able] if able else [])
+        foreign = next(small, {})
+        self._others = {
+            side: self._windows(self._foreign, images, OTHERS)[::2]
+            for side, images in foreign.items()
+        }
+        for label, mine in zip(labels, own, strict=True):
+            yield self._in_class(label, mine, next(small)) if len(mine) >= LEAST else []
+
+    def _in_class(self, label: int, own: Array, small: Small) -> list[Copy]:
+        """The copies among pictures of a class; ``small`` are the same in order."""
         places = []
-        # Small pictures are not reduced at all.
-        for size in SIZES if cell > SIZES[-1][0] else SIZES[-1:]:
-            places += self._found(label, own, *size)
+        for side, again, nearly in SIZES:
+            if side in small:
+                places += self._found(label, own, small[side], side, again, nearly)
         return [
             Copy(label=label, number=number, where=where, parts=parts)
             for number, (where, parts) in enumerate(_merged(places), 1)
         ]
 
-    def _found(self, label: int, own: Array, side: int, again: float, nearly: float) -> list[Place]:
+    def _found(
+        self, label: int, own: Array, small: Tensor, side: int, again: float, nearly: float
+    ) -> list[Place]:
         """Where each patch is that is found at a size, and what belongs to it."""
-        numbers, corners, windows = self._windows(own, side, STRONGEST)
-        if side not in self._others:
-            some = self._drawn(np.arange(len(self.evidence)), 2 * SEARCHED)
-            self._others[side] = self._windows(some, side, OTHERS)
-        others, _, theirs = self._others[side]
+        numbers, corners, windows = self._windows(np.sort(own), small, STRONGEST)
+        others, theirs = self._others[side]
         searched = torch.isin(numbers, torch.from_numpy(own[:SEARCHED]))
         foreign = torch.from_numpy(self.evidence.label[others.numpy()] != label)
         patches = find_patches(
-            windows[searched],
+            windows[searched.to(windows.device)],
             numbers[searched],
-            theirs[foreign],
+            theirs[foreign.to(windows.device)],
             others[foreign],
             queried=torch.isin(numbers[searched], torch.from_numpy(own[:QUERIED])),
             again=again,
@@ -140,25 +171,29 @@ class Copies:
         )
         if not patches:
             return []
-        like, shifts = likeness(windows, torch.stack(patches))
+        like, shifts = (each.cpu() for each in likeness(windows, torch.stack(patches)))
         places = [
             _places(numbers, corners + shifts[:, kind], like[:, kind], again)
             for kind in range(len(patches))
         ]
-        return [self._whole(each, windows.shape[-1] // 3) for each in places]
+        row = {number: at for at, number in enumerate(np.sort(own).tolist())}
+        side = windows.shape[-1] // 3
+        return [
+            self._whole(each, small[[row[number] for number in list(each)[:AROUND]]].cpu(), side)
+            for each in places
+        ]
 
-    def _whole(self, corners: dict[int, Tensor], side: int) -> Place:
-        """By picture: a patch and the pixels that are the same in and beside it."""
+    def _whole(self, corners: dict[int, Tensor], small: Tensor, side: int) -> Place:
+        """By picture: a patch and the pixels that are the same in and beside it, which are seen in
+        the first pictures, reduced [n, 3, h, w]."""
         grid, reach = self.evidence.settings.grid, REACH * side
         around: list[Tensor] = []
         inside: list[Tensor] = []
-        for number, corner in list(corners.items())[:AROUND]:
-            image = self.pictures[int(self.evidence.index[number])][0]
-            small = reduced(image, grid, side)
+        for image, corner in zip(small, corners.values(), strict=False):
             # A patch may stick out of its picture by its side.
             top, left = (corner + side).tolist()
-            for found, each in ((around, small), (inside, torch.ones_like(small[:, :1]))):
-                padded = F.pad(each[0], (reach + side,) * 4)
+            for found, each in ((around, image), (inside, torch.ones_like(image[:1]))):
+                padded = F.pad(each, (reach + side,) * 4)
                 wide = side + 2 * reach
                 found.append(padded[:, top : top + wide, left : left + wide])
         same = same_pixels(torch.stack(around), torch.stack(inside), side)
@@ -177,50 +212,59 @@ class Copies:
         """Some pictures in a random order."""
         return np.random.default_rng([self.seed, len(numbers)]).permutation(numbers)[:count]
 
-    def _windows(self, numbers: Array, side: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Around the strongest cells: the number of the picture, the corner in the reduced
-        picture, and the window."""
-        evidence, grid = self.evidence, self.evidence.settings.grid
-        found = []
-        for number in np.sort(numbers).tolist():
-            cells = np.argsort(-evidence.cells[number, 0].ravel(), kind="stable")[:most]
-            image = self.pictures[int(evidence.index[number])][0]
-            corners, windows = cell_windows(image, torch.from_numpy(cells), grid, side)
-            found.append((torch.full((len(cells),), number), corners, windows))
-        first, second, third = (torch.cat(each) for each in zip(*found, strict=True))
-        return first, second, third
+    def _read(self, groups: Sequence[Array]) -> Iterator[Small]:
+        """Reduces groups of pictures; each picture is read once for all sizes."""
+        grid = self.evidence.settings.grid
+        parts = [
+            [self.evidence.index[group[start : start + READ]].tolist() for start in starts]
+            for group in groups
+            for starts in [range(0, len(group), READ)]
+        ]
+        batches = self._reader.read_batches([part for group in parts for part in group])
+        for group in parts:
+            found: dict[int, list[Tensor]] = {}
+            for _ in group:
+                images = next(batches).images.to(self._device)
+                cell = min(images.shape[-2:]) // grid
+                # Small pictures are not reduced at all.
+                for side, _, _ in SIZES if cell > SIZES[-1][0] else SIZES[-1:]:
+                    found.setdefault(side, []).append(reduced(images, grid, side))
+            yield {side: torch.cat(several) for side, several in found.items()}
+
+    def _windows(self, numbers: Array, small: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Around the strongest cells of reduced pictures: the number of the picture, the corner in
+        the reduced picture, and the window."""
+        strength = self.evidence.cells[numbers, 0].reshape(len(numbers), -1)
+        cells = torch.from_numpy(np.argsort(-strength, 1, kind="stable")[:, :most].copy())
+        corners, windows = cell_windows(small, cells, self.evidence.settings.grid)
+        each = torch.from_numpy(numbers).repeat_interleave(cells.shape[1])
+        return each, corners, windows
 
 
-def cell_windows(
-    image: Tensor, cells: Tensor, grid: int, side: int = SIZES[0][0]
-) -> tuple[Tensor, Tensor]:
-    """Returns the details of cells and of all around them, at a reduced size.
+def cell_windows(small: Tensor, cells: Tensor, grid: int) -> tuple[Tensor, Tensor]:
+    """Returns the details of cells and of all around them.
 
     Args:
-        image: A picture [3, H, W].
-        cells: Numbers of its cells, row by row [M].
+        small: Reduced pictures, from `reduced` [N, 3, h, w].
+        cells: Numbers of cells of each, row by row [N, M].
         grid: Cells along a side.
-        side: The pixels of a cell along a side, if the picture has as many.
 
     Returns:
-        The corners of windows in the reduced picture [M, 2], and the windows of three by three
-        cells [M, 6, 3 c, 3 c].
+        The corners of windows in the reduced pictures [N · M, 2], and the windows of three by three
+        cells [N · M, 6, 3 c, 3 c].
     """
-    small = reduced(image, grid, side)
     side = small.shape[-1] // grid
-    padded = F.pad(details(small), (side, side, side, side))[0]
-    corners = torch.stack([cells // grid, cells % grid], 1) * side - side
-    windows = [
-        padded[:, top + side : top + 4 * side, left + side : left + 4 * side]
-        for top, left in corners.tolist()
-    ]
-    return corners, torch.stack(windows)
+    rows, columns = cells // grid, cells % grid
+    padded = F.pad(details(small), (side, side, side, side))
+    every = padded.unfold(2, 3 * side, side).unfold(3, 3 * side, side).permute(0, 2, 3, 1, 4, 5)
+    windows = every[torch.arange(len(cells))[:, None], rows, columns]
+    return torch.stack([rows, columns], 2).flatten(0, 1) * side - side, windows.flatten(0, 1)
 
 
-def reduced(image: Tensor, grid: int, side: int) -> Tensor:
-    """Returns a picture [3, H, W] with cells of a side, if it has as many pixels [1, 3, h, w]."""
-    side = max(2, min(side, min(image.shape[-2:]) // grid))
-    return F.interpolate(image[None].float(), size=(side * grid, side * grid), mode="area")
+def reduced(images: Tensor, grid: int, side: int) -> Tensor:
+    """Returns pictures [N, 3, H, W] with cells of a side, if they have as many pixels."""
+    side = max(2, min(side, min(images.shape[-2:]) // grid))
+    return F.interpolate(images.float(), size=(side * grid, side * grid), mode="area")
 
 
 def same_pixels(images: Tensor, inside: Tensor, side: int) -> Tensor:
@@ -297,7 +341,7 @@ def find_patches(
     if not len(windows) or not len(others):
         return []
     side, count = windows.shape[-1] // 3, len(pictures.unique())
-    patches = windows if queried is None else windows[queried]
+    patches = windows if queried is None else windows[queried.to(windows.device)]
     patches = patches[..., side : 2 * side, side : 2 * side]
     # The middle of a copy is in some cell, so that half of the shifts will do.
     half = side // 2
@@ -323,8 +367,8 @@ def find_patches(
 def _shares(seen: Tensor, pictures: Tensor) -> Tensor:
     """The share of pictures in which each patch is seen, of windows [M, P]."""
     numbers, rows = pictures.unique(return_inverse=True)
-    each = torch.zeros(len(numbers), seen.shape[1])
-    each.index_add_(0, rows, seen.float())
+    each = torch.zeros(len(numbers), seen.shape[1], device=seen.device)
+    each.index_add_(0, rows.to(seen.device), seen.float())
     return (each > 0).float().mean(0)
 
 

@@ -77,15 +77,26 @@ def likeness(windows: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
     least = FLAT * patches[0].numel() ** 0.5
     size = patches.flatten(1).norm(dim=1).clamp_min(least)
     ones = patches.new_ones(1, 1, *patches.shape[-2:])
-    there = F.conv2d((windows**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
+    there = _moved((windows**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
     best, places = [], []
     for some, its in zip(windows.split(AT_ONCE), there.split(AT_ONCE), strict=True):
-        values, place = (F.conv2d(some, patches) / its).flatten(2).max(2)
+        values, place = (_moved(some, patches) / its).flatten(2).max(2)
         best.append(values)
         places.append(place)
     width = windows.shape[-1] - patches.shape[-1] + 1
     place = torch.cat(places)
     return torch.cat(best) / size, torch.stack([place // width, place % width], 2)
+
+
+def _moved(windows: Tensor, patches: Tensor) -> Tensor:
+    """The product of each patch with all parts of each window [N, P, …]."""
+    if not windows.is_cuda:
+        return F.conv2d(windows, patches)
+    # Convolutions of a GPU are in TF32 unless that is switched off, and such products are not.
+    height, width = patches.shape[-2:]
+    parts = windows.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
+    found = parts.flatten(3) @ patches.flatten(1).T
+    return found.permute(0, 3, 1, 2)
 
 
 def edges_alike(own: Tensor, other: Tensor) -> float:

@@ -68,7 +68,7 @@ def audit(
             device (`bcosvit.machine.choose_batch_size`).
         seed: Of everything that is drawn at random.
         num_workers: How many processes read ahead.
-        processes: How many processes collect evidence.
+        processes: How many processes collect evidence and look for clusters.
         shard: The part of the evidence to collect, ``(number, count)`` counted from 0, where
             several machines share the folder; the call that finds nothing missing writes the
             report.
@@ -118,7 +118,7 @@ def audit(
                 stack.enter_context(locked_folder(folder))
             evidence = Evidence(folder)
             _check_sums(evidence)
-            classes = class_evidence(evidence, seed=seed)
+            classes = class_evidence(evidence, seed=seed, processes=processes)
             suspicions = find_suspicions(
                 predictor,
                 pictures,
@@ -126,6 +126,7 @@ def audit(
                 classes,
                 pairs=pairs,
                 seed=seed,
+                num_workers=num_workers,
                 progress=progress,
             )
         found = Audit(

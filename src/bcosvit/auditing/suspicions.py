@@ -35,7 +35,7 @@ means what `bcosvit.auditing.repeats` measures: a tag is a copy in all of its pi
 of objects, which may turn other pictures as well, vary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from bcosvit.auditing.clusters import ClassEvidence
-from bcosvit.auditing.copies import Copies
+from bcosvit.auditing.copies import Copies, Copy
 from bcosvit.auditing.cues import LOOKS, Bench, Cells, Copied, Cue, Edge, Whole, margins
 from bcosvit.auditing.evidence import Array, Evidence, Progress
 from bcosvit.auditing.screening import Screening
@@ -195,6 +195,7 @@ def find_suspicions(
     pairs: int = 48,
     tests: int = 2000,
     seed: int = 0,
+    num_workers: int = 0,
     progress: Progress | None = None,
 ) -> list[Suspicion]:
     """Tests what classes depend on.
@@ -208,20 +209,25 @@ def find_suspicions(
         tests: How many candidates are tested at most. Each class has up to eight and its
             copies; where they are too many, copies come first, then the first ones of all classes.
         seed: Of the choice of pictures and of the intervals.
+        num_workers: How many processes read ahead where copies are looked for.
         progress: A function that is called after each candidate.
 
     Returns:
         All candidates that were tested, the most suspicious first.
     """
+    reference = next(predictor.model.parameters())
     bench = Bench(
         model=predictor.model,
         pictures=pictures,
         evidence=evidence,
         batch_size=evidence.settings.batch_size,
         known={},
-        means=_means(pictures, evidence, seed, next(predictor.model.parameters())),
+        means=_means(pictures, evidence, seed, reference),
     )
-    candidates = _candidates(evidence, classes, Copies(evidence, pictures, seed), progress)
+    copies = Copies(
+        evidence, pictures, seed, device=reference.device, num_workers=num_workers
+    ).find_all([each.label for each in classes])
+    candidates = _candidates(evidence, classes, copies, progress)
     by_class = {each.label: each for each in classes}
     screening = Screening(bench, np.random.default_rng(seed))
     found = []
@@ -246,12 +252,12 @@ def find_suspicions(
 def _candidates(
     evidence: Evidence,
     classes: Sequence[ClassEvidence],
-    copies: Copies,
+    copies: Iterator[list[Copy]],
     progress: Progress | None,
 ) -> list[tuple[int, Cue]]:
     """Cues with their places within their classes, the first ones of all classes first."""
     found: list[tuple[int, int, Cue]] = []
-    for number, each in enumerate(classes):
+    for number, (each, its_copies) in enumerate(zip(classes, copies, strict=True)):
         able = [
             cluster
             for cluster in each.clusters
@@ -265,8 +271,7 @@ def _candidates(
         found += [(place, place, cue) for place, cue in enumerate(mine)]
         # Before all others, since there are few; with places of their own.
         found += [
-            (-1, COPIES + copy.number, Copied(label=each.label, copy=copy))
-            for copy in copies.find(each.label)
+            (-1, COPIES + copy.number, Copied(label=each.label, copy=copy)) for copy in its_copies
         ]
         if progress is not None:
             progress(number + 1, len(classes), "copies")
