@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
 from bcosvit.attribution import explain
@@ -383,17 +384,27 @@ class _Gallery:
         )
 
     def colors(self, number: int, label: int) -> RGB:
-        """A picture in the colors of W(x), made once for all clusters of its class."""
+        """A picture in the colors of W(x)."""
         if (number, label) not in self._colors:
-            if len(self._colors) > 100:
-                self._colors.clear()
-            reference = next(self.predictor.model.parameters())
-            image = self.pictures[int(self.evidence.index[number])][0]
-            found = explain(self.predictor.model, image[None].to(reference), label)
-            colors = weight_image(found, 0)
-            assert colors is not None
-            self._colors[number, label] = colors
+            self.explain([number], label)
         return self._colors[number, label]
+
+    def explain(self, numbers: Iterable[int], label: int) -> None:
+        """Makes pictures in the colors of W(x), several at once: all that a class shows."""
+        new = [each for each in dict.fromkeys(numbers) if (each, label) not in self._colors]
+        if len(self._colors) > 100:
+            # Those of other classes are not asked for again.
+            self._colors = {key: each for key, each in self._colors.items() if key[1] == label}
+        reference = next(self.predictor.model.parameters())
+        size = self.evidence.settings.batch_size
+        for start in range(0, len(new), size):
+            some = new[start : start + size]
+            images = [self.pictures[int(self.evidence.index[number])][0] for number in some]
+            found = explain(self.predictor.model, torch.stack(images).to(reference), label)
+            for row, number in enumerate(some):
+                colors = weight_image(found, row)
+                assert colors is not None
+                self._colors[number, label] = colors
 
     def settle(self, folder: Path) -> None:
         """Decides where the pictures are."""
@@ -478,9 +489,11 @@ def _detailed(audit: Audit) -> list[ClassEvidence]:
 
 def _class(gallery: _Gallery, own: ClassEvidence, evidence: Evidence) -> dict[str, Any]:
     clusters = []
-    for cluster in own.clusters:
+    best = [_best(evidence, cluster) for cluster in own.clusters]
+    gallery.explain((number for numbers in best for number in numbers), own.label)
+    for cluster, numbers in zip(own.clusters, best, strict=True):
         examples = []
-        for number in _best(evidence, cluster):
+        for number in numbers:
             cells = cluster.cells_of(evidence, number)
             if len(cells):
                 shown = [gallery.whole(number, cells), *gallery.cutouts(number, cells, own.label)]
