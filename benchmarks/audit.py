@@ -367,8 +367,8 @@ class Job:
     """A folder for drawn scenes."""
     data: str
     """Imagenette."""
-    per_class: tuple[int, int]
-    """Photographs of each class to train on and to audit."""
+    per_class: tuple[int, int] | None
+    """Pictures of each class to train on and to audit; as many as are usual where it is None."""
     device: str
     classes: int | None = None
     """How many classes of photographs there are; all where it is None."""
@@ -402,7 +402,8 @@ class Job:
         """The model of this run, from the folder where it is there."""
         if self.models is None:
             return train()
-        name = f"{self.study}-{self.cue or 'clean'}-{self.rate}-{self.seed}.safetensors"
+        sizes = "".join(f"-{count}" for count in self.per_class or ())
+        name = f"{self.study}-{self.cue or 'clean'}-{self.rate}-{self.seed}{sizes}.safetensors"
         if not (self.models / name).exists():
             self.models.mkdir(parents=True, exist_ok=True)
             bcosvit.save(train(), self.models / name)
@@ -415,7 +416,7 @@ def run(job: Job) -> list[dict[str, Any]]:
     start = time.perf_counter()
     model, val, label = STUDIES[job.study](job)
     row = {"study": job.study, "cue": job.cue, "rate": job.rate, "seed": job.seed}
-    row |= {"planted": job.cue, "device": job.device}
+    row |= {"planted": job.cue, "device": job.device, "per_class": job.per_class}
     row |= {"seconds_training": time.perf_counter() - start}
     cues = job.cues(label, int(val.labels.max()) + 1)
     return [row | found for found in audit_run(model, val, cues)]
@@ -425,19 +426,20 @@ def scene_study(job: Job) -> tuple[AnyModel, Planted, int]:
     """Scenes that are drawn: easy ones; ones that only the shape tells apart; two classes alike."""
     label = job.seed % len(Scenes.classes)
     variant = "hard" if job.study == "shapes" else "plain"
+    counts = [len(Scenes.classes) * count for count in job.per_class or (200, 100)]
     train, val = (
         job.planted(*draw_scenes(split, count, job.seed, job.cache, variant), label, part)
-        for part, (split, count) in enumerate((("train", 1600), ("val", 800)))
+        for part, (split, count) in enumerate(zip(("train", "val"), counts, strict=True))
     )
     # What few pictures say takes longer to be learned.
-    epochs = 8 if job.study == "scenes" else 16
+    epochs = 8 if job.study == "scenes" or job.per_class else 16
     return job.trained(lambda: train_small(train, job.seed, epochs, job.device)), val, label
 
 
 def small_photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
     """Reduced photographs of four classes, and a small model that is trained from scratch."""
     train, val = (
-        job.planted(*small_photographs(job.data, split, job.seed), 0, part)
+        job.planted(*small_photographs(job.data, split, job.seed, job.per_class), 0, part)
         for part, split in enumerate(("train", "val"))
     )
     epochs = 16 if job.study in ALIKE else 8
@@ -447,7 +449,7 @@ def small_photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
 def photo_study(job: Job) -> tuple[AnyModel, Planted, int]:
     """Photographs: the blocks and the head of the shipped model are trained on them."""
     base, (train_images, train_labels), (val_images, val_labels), tokens = photographs(
-        job.data, *job.per_class, job.device, job.classes, job.seed, job.size
+        job.data, *(job.per_class or (100, 100)), job.device, job.classes, job.seed, job.size
     )
     label = job.seed % (int(val_labels.max()) + 1) if job.classes is None else 0
     train = job.planted(train_images, train_labels, label, 0)
@@ -517,23 +519,33 @@ def write_rows(out: Path, rows: list[dict[str, Any]]) -> None:
         print({key: row.get(key) for key in shown}, flush=True)
 
 
-def small_photographs(data: str, split: str, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """Photographs of a few classes, 400 of each to train on and 200 to audit, 48 pixels wide.
+def small_photographs(
+    data: str, split: str, seed: int, per_class: tuple[int, int] | None = None, classes: int = 4
+) -> tuple[Tensor, Tensor]:
+    """Photographs of a few classes, 48 pixels wide.
 
-    Each seed draws its own.
+    Each seed draws its own: 400 of each class to train on and 200 to audit, from the data's parts
+    for that; other numbers from all of the class's photographs, since "val" has fewer than 500.
     """
     from PIL import Image
 
     from bcosvit.data.sources import open_source
 
-    source = open_source(data)
-    part = getattr(source, split)
-    labels = np.array([part.label(position) for position in range(len(part))])
-    random = np.random.default_rng([seed, ("train", "val").index(split)])
-    count, found, numbers = {"train": 400, "val": 200}[split], [], []
+    source, which = open_source(data), ("train", "val").index(split)
+    parts = [getattr(source, split)] if per_class is None else [source.train, source.val]
+    pictures = [(part, position) for part in parts for position in range(len(part))]
+    labels = np.array([part.label(position) for part, position in pictures])
+    # Both splits are drawn in the same order where they share their photographs.
+    random = np.random.default_rng([seed, which if per_class is None else 2])
+    start = 0 if per_class is None else sum(per_class[:which])
+    count, found, numbers = (per_class or (400, 200))[which], [], []
     for number in range(classes):
         members = np.flatnonzero(labels == (seed + number) % len(source.classes))
-        for position in np.sort(random.permutation(members)[:count]).tolist():
+        drawn = random.permutation(members)[start : start + count]
+        if per_class is not None and len(drawn) < count:
+            raise ValueError(f"A class has {len(members)} photographs, fewer than {per_class}.")
+        for at in np.sort(drawn).tolist():
+            part, position = pictures[at]
             image = part[position][0].convert("RGB")
             side = min(image.size)
             left, top = ((length - side) // 2 for length in image.size)
@@ -648,15 +660,18 @@ def table(out: Path) -> None:
         print(f"false alarms beside planted cues: {sum(models.values())} with {len(models)} models")
         print(
             "| cue | share | runs | accuracy falls by | used | first, of used | first 3, of used "
-            "| significant, of used | AUROC | AP | SpRAy: class first | SpRAy AUROC | SpRAy AP |"
+            "| significant, of used | used, by all pictures | first 3, of these "
+            "| AUROC | AP | SpRAy: class first, of used | SpRAy AUROC | SpRAy AP |"
         )
-        print("|---" * 13 + "|")
+        print("|---" * 15 + "|")
         for cue in CUES:
             for rate in RATES:
                 some = [r for r in planted if r["cue"] == cue and r["rate"] == rate]
                 if not some:
                     continue
-                used = [r for r in some if r["falls_by"] >= 0.1]
+                # A fifth of 50 less a tenth is not quite a tenth in binary.
+                used = [r for r in some if round(r["falls_by"], 6) >= 0.1]
+                anywhere = [r for r in some if round(r["falls_by_everywhere"], 6) >= 0.1]
 
                 def mean(key: str, rows: list[dict[str, Any]] = used) -> str:
                     values = [r[key] for r in rows if r.get(key) is not None]
@@ -667,9 +682,10 @@ def table(out: Path) -> None:
                     f"| {', '.join(str(round(100 * r['falls_by'])) for r in some)} | {len(used)} "
                     f"| {sum(r['rank'] == 1 for r in used)} "
                     f"| {sum((r['rank'] or 99) <= 3 for r in used)} "
-                    f"| {sum(r['called_significant'] for r in used)} "
+                    f"| {sum(r['called_significant'] for r in used)} | {len(anywhere)} "
+                    f"| {sum((r['rank'] or 99) <= 3 for r in anywhere)} "
                     f"| {mean('auroc')} | {mean('ap')} "
-                    f"| {sum(r['spray_rank'] == 1 for r in some)} "
+                    f"| {sum(r['spray_rank'] == 1 for r in used)} "
                     f"| {mean('spray_auroc')} | {mean('spray_ap')} |"
                 )
 
@@ -742,7 +758,7 @@ def main() -> None:
     parser.add_argument("study", choices=[*STUDIES, "table", "speed"], nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="imagenette", help="of photos: a folder of Imagenette")
-    parser.add_argument("--per-class", type=int, nargs=2, default=(100, 100), help="of photos")
+    parser.add_argument("--per-class", type=int, nargs=2, help="pictures to train on and to audit")
     parser.add_argument("--classes", type=int, help="of photos: a few classes instead of all")
     parser.add_argument("--size", type=int, help="of photos: pixels, instead of the model's")
     parser.add_argument("--seeds", type=int, default=10)
@@ -770,7 +786,7 @@ def main() -> None:
                 *name,
                 cache=Path(folder),
                 data=given.data,
-                per_class=tuple(given.per_class),
+                per_class=given.per_class and tuple(given.per_class),
                 device=given.device,
                 classes=given.classes,
                 size=given.size,

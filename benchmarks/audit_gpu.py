@@ -16,6 +16,7 @@ import json
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,21 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path, self.rows, self.begun = path, {}, time.perf_counter()
+        self.ended: dict[str, float] = {}
+        """When each step had its last progress."""
+
+    def progress(self) -> Callable[[int, int, str], None]:
+        """Prints how far a step is, every ten seconds."""
+        last: dict[str, float] = {}
+
+        def show(done: int, total: int, name: str) -> None:
+            now = time.perf_counter() - self.begun
+            if done == total or now - last.get(name, -10) >= 10:
+                last[name] = now
+                print(f"{now:.0f} s: {done} of {total} {name}", flush=True)
+            self.ended[name] = now
+
+        return show
 
     def add(self, name: str, values: dict[str, Any]) -> None:
         values["since_start"] = round(time.perf_counter() - self.begun, 1)
@@ -198,7 +214,14 @@ def whole(log: Log, given: argparse.Namespace, data: Drawn, out: Path) -> None:
     log.add("prediction", {"pictures_per_second": speeds, "classes": len(set(data.labels))})
     folder = out / "audit"
     start = time.perf_counter()
-    collect_evidence(predictor, data, folder, batch_size=batch_size, num_workers=workers)
+    collect_evidence(
+        predictor,
+        data,
+        folder,
+        batch_size=batch_size,
+        num_workers=workers,
+        progress=log.progress(),
+    )
     taken = time.perf_counter() - start
     stored = sum(path.stat().st_size for path in folder.iterdir())
     log.add(
@@ -214,7 +237,7 @@ def whole(log: Log, given: argparse.Namespace, data: Drawn, out: Path) -> None:
     evidence.descriptors  # noqa: B018, read here
     log.add("read", {"seconds": time.perf_counter() - start, "accuracy": evidence.correct.mean()})
     start = time.perf_counter()
-    classes = class_evidence(evidence)
+    classes = class_evidence(evidence, processes=max(1, workers))
     log.add(
         "clusters",
         {
@@ -227,11 +250,26 @@ def whole(log: Log, given: argparse.Namespace, data: Drawn, out: Path) -> None:
     mistakes = find_mistakes(evidence, classes)
     log.add("mistakes", {"seconds": time.perf_counter() - start, "count": len(mistakes)})
     start = time.perf_counter()
-    suspicions = find_suspicions(predictor, data, evidence, classes, tests=given.tests)
+    suspicions = find_suspicions(
+        predictor,
+        data,
+        evidence,
+        classes,
+        tests=given.tests,
+        num_workers=workers,
+        progress=log.progress(),
+    )
     taken = time.perf_counter() - start
+    copies = log.ended["copies"] + log.begun - start
     log.add(
         "suspicions",
-        {"seconds": taken, "tested": len(suspicions), "each": taken / max(1, len(suspicions))},
+        {
+            "seconds": taken,
+            "seconds_copies": copies,
+            "tested": len(suspicions),
+            "each": (taken - copies) / max(1, len(suspicions)),
+            "first": [[found.cue.name, found.verdict] for found in suspicions[:3]],
+        },
     )
     start = time.perf_counter()
     audit = Audit(
@@ -276,6 +314,7 @@ def main() -> None:
             whole(log, given, few, Path(folder))
         log.rows["whole"] = {
             "seconds_of_all_tests": TESTS * log.rows["suspicions"]["each"],
+            "seconds": sum(each.get("seconds", 0) for each in log.rows.values()),
         }
         log.add("end", {})
 
