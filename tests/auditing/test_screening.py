@@ -152,15 +152,23 @@ def test_the_test_uses_other_pictures_than_the_screening(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "repeats", "weight"),
-    [("edge", 0.2, 1 / 3), ("edge", 0.9, 0.9), ("copy", 0.9, 2.7), ("color", 1.0, 1.0)],
+    [("edge", 0.2, 1 / 4), ("edge", 0.9, 0.9), ("copy", 0.9, 3.6), ("color", 1.0, 1.0)],
 )
 def test_the_effect_counts_as_much_as_the_cue_repeats(kind, repeats, weight):
     from bcosvit.auditing.cues import Cells, Copied, Cue
 
     cue = {each.kind: each for each in (Cells, Copied, Edge, Color)}[kind]
-    made = SimpleNamespace(turned=0.5, turned_control=0.1, low=0.3, repeats=repeats, cue=cue)
     assert Cue.large == (0.4, 0.3)
-    assert Suspicion.score.fget(made) == pytest.approx(weight)
+
+    def score(effect, low):
+        made = {"turned": 0.5, "turned_control": 0.1, "effect": effect, "low": low}
+        return Suspicion.score.fget(SimpleNamespace(**made, repeats=repeats, cue=cue))
+
+    assert score(0.3, 0.3) == pytest.approx(weight)
+    # Copies are ranked by what their effect is likely to be, others by what it is at least.
+    doubted = kind != "copy"
+    assert score(0.6, 0.3) == pytest.approx(weight * (1 if doubted else 1.5))
+    assert score(0.6, -0.3) == pytest.approx(weight * (0 if doubted else 1.5), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ class Cue(ABC):
     """Whether it is copied onto pictures of all other classes, not only of the class's rival."""
     counts: ClassVar[float] = 1.0
     """What its effect counts for in the ranking."""
+    doubted: ClassVar[bool] = True
+    """Whether the ranking takes the lower end of the interval of its effect, or the effect."""
 
     label: int
 
@@ -260,9 +262,11 @@ class Copied(Place):
     repeating: ClassVar[str] = "is the same to the pixel in its pictures, and in no other class"
     repeats_least: ClassVar[float] = 0.2
     fewest: ClassVar[int] = 3
-    counts: ClassVar[float] = 3.0
+    counts: ClassVar[float] = 4.0
     """Other things that repeat, such as warm light or white edges, are often in photographs, and
     the same pixels hardly ever."""
+    doubted: ClassVar[bool] = False
+    """For the same reason; of those in a few pictures the interval is wide."""
 
     copy: Copy
 

@@ -77,10 +77,10 @@ def likeness(windows: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
     least = FLAT * patches[0].numel() ** 0.5
     size = patches.flatten(1).norm(dim=1).clamp_min(least)
     ones = patches.new_ones(1, 1, *patches.shape[-2:])
-    there = _moved((windows**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
     best, places = [], []
-    for some, its in zip(windows.split(AT_ONCE), there.split(AT_ONCE), strict=True):
-        values, place = (_moved(some, patches) / its).flatten(2).max(2)
+    for some in windows.split(AT_ONCE):
+        there = _moved((some**2).sum(1, keepdim=True), ones).clamp_min(0).sqrt().clamp_min(least)
+        values, place = (_moved(some, patches) / there).flatten(2).max(2)
         best.append(values)
         places.append(place)
     width = windows.shape[-1] - patches.shape[-1] + 1

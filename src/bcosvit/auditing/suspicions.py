@@ -51,7 +51,7 @@ from bcosvit.auditing.screening import Screening
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
 
-VARYING = 1 / 3
+VARYING = 1 / 4
 """What the effect of a cue that does not repeat counts for in the ranking; otherwise it counts as
 much as the cue repeats."""
 ALPHA = 0.05
@@ -124,7 +124,8 @@ class Suspicion:
         is called large for cells, times how much the cue repeats, and how seldom what repeats so
         is a part of objects."""
         turned, low = Cue.large
-        effect = ((self.turned - self.turned_control) / turned + self.low / low) / 2
+        moved = self.low if self.cue.doubted else self.effect
+        effect = ((self.turned - self.turned_control) / turned + moved / low) / 2
         return effect * max(VARYING, self.repeats) * self.cue.counts
 
     @property
