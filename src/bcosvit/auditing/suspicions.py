@@ -394,7 +394,7 @@ def _means(
     }
 
 
-def _affected(bench: Bench, found: Suspicion, most: int = 400) -> tuple[tuple[int, float], ...]:
+def _affected(bench: Bench, found: Suspicion, most: int = 1000) -> tuple[tuple[int, float], ...]:
     """By how much margins fall without the cue, for the pictures that have it."""
     cue = found.cue
     has = cue.members(bench.evidence)[:most]
