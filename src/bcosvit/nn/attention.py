@@ -5,17 +5,15 @@ Letters: n batch, t tokens, d width, h heads.
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from bcosvit.nn.linear import BcosLinear, Linear, is_plain
+from bcosvit.nn.linear import BcosLinear, Linear, is_plain_bcos
 from bcosvit.nn.norm import LayerNorm
 from bcosvit.nn.prior import AttentionPrior
 from bcosvit.nn.views import DynamicModule
 from bcosvit.ops import attention_matrix, prior_attention
 from bcosvit.ops.attention import prior_attention_and_squares
-from bcosvit.ops.dispatch import computed_in, use_triton
-from bcosvit.ops.products import linear
+from bcosvit.ops.dispatch import computed_in
 
 AttentionKind = Literal["shifted", "standard"]
 
@@ -68,12 +66,12 @@ class Attention(DynamicModule):
         fixed = self.constant(normed)
         # Autocast would narrow it for queries and for keys, and write it twice.
         fixed = fixed.to(computed_in(fixed))
-        query, key = (self.split(rows) for rows in self.queries_and_keys(fixed))
+        query, key = self.split(self.query(fixed)), self.split(self.key(fixed))
         value = self.split(self.value(tokens if self.kind == "shifted" else normed))
         prior, kind = self.prior.logits, self.prior.kind
         if self.tape is None:
             how: dict[str, Any] = {"kind": kind, "frozen": self.frozen, "backend": self.backend}
-            if is_plain(self.project, BcosLinear):
+            if is_plain_bcos(self.project):
                 mixed, squares = prior_attention_and_squares(query, key, value, prior, **how)
                 return self.project(mixed.transpose(1, 2).flatten(2), squares)
             mixed = prior_attention(query, key, value, prior, **how)
@@ -82,16 +80,6 @@ class Attention(DynamicModule):
             self.tape.append(matrix)
             mixed = matrix.to(value.dtype) @ value
         return self.project(mixed.transpose(1, 2).flatten(2))
-
-    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, t, d] twice, on a GPU from one product instead of two."""
-        layers = [each for each in (self.query, self.key) if is_plain(each, Linear)]
-        biases: list[Tensor] = [each.bias for each in layers if each.bias is not None]
-        if len(biases) < 2 or not use_triton(self.backend, x):
-            return self.query(x), self.key(x)
-        weight = torch.cat([each.weight for each in layers])
-        query, key = linear(x, weight, torch.cat(biases), frozen=self.frozen).chunk(2, -1)
-        return query, key
 
     def split(self, x: Tensor) -> Tensor:
         """[n, t, d] -> [n, h, t, d/h]"""

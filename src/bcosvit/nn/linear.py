@@ -1,7 +1,7 @@
 """Linear layers: the B-cos transform, and the ordinary one with its bias accounted for."""
 
 import math
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -121,8 +121,6 @@ class BcosLinear(BcosLayer):
         return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"
 
 
-Layer = TypeVar("Layer", bound=nn.Module)
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -137,7 +135,7 @@ class BcosMLP(nn.Sequential):
         super().__init__(up, down)
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [layer for layer in self if is_plain(layer, BcosLinear)]
+        layers = [layer for layer in self if is_plain_bcos(layer)]
         if len(layers) != 2 or len(self) != 2:
             return super().forward(x)  # type: ignore[no-untyped-call]
         up, down = layers
@@ -152,10 +150,10 @@ class BcosMLP(nn.Sequential):
         )
 
 
-def is_plain(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
-    """Whether a layer is just of this class, and calling it would do nothing but its op."""
+def is_plain_bcos(layer: nn.Module) -> TypeGuard[BcosLinear]:
+    """Whether a layer is a B-cos transform, and calling it would do nothing but its op."""
     changed = "forward" in layer.__dict__ or any(getattr(layer, name) for name in _HOOKS)
-    return type(layer) is kind and not changed
+    return type(layer) is BcosLinear and not changed
 
 
 class LayerScale(DynamicModule):
