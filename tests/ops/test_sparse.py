@@ -107,8 +107,9 @@ def test_it_is_for_large_products_in_half_precision():
         weight = torch.empty(2 * outputs, inputs, dtype=dtype, device="meta")
         return sparse_triton.suits(grad, weight)  # type: ignore[arg-type]
 
-    assert suits(50176, 768, 3072)
-    assert not suits(50176, 3072, 768) and not suits(784, 768, 3072)
+    assert suits(50176, 768, 3072) and suits(50176, 3072, 768)
+    assert not suits(50176, 768, 768) and not suits(784, 768, 3072)
+    assert not suits(100352, 3072, 512)
     assert not suits(50177, 768, 3072) and not suits(50176, 768, 3072, torch.float32)
 
 

@@ -191,26 +191,21 @@ def key_kernel(
 def value_kernel(
     grad, query, key, prior, lse, d_value,
     g_n, g_h, g_t, q_n, q_h, q_t, k_n, k_h, k_t, o_n, o_h, o_t,
-    batch, stacked, heads, t, width, d, scale,
-    KIND: tl.constexpr, CLASSES: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
+    batch, heads, t, width, d, scale,
+    KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Aᵀ·dO for several gradients of the same A, whose columns lie side by side."""
-    n = (tl.program_id(1) // heads).to(tl.int64)
+    """Aᵀ·dO for gradients of one or several classes, which are stacked along the batch."""
+    stacked = (tl.program_id(1) // heads).to(tl.int64)
+    n = stacked % batch
     h = tl.program_id(1) % heads
     first = tl.program_id(0) * BJ
     j = first + tl.arange(0, BJ)
     k = _tile(key + n * k_n + h * k_h, k_t, first, t, d, BJ, BD)
-    column = tl.arange(0, CLASSES * BD)
-    sample = (tl.program_id(2) * CLASSES + column // BD) * batch + n
-    inner = column % BD
-    known = (sample < stacked) & (inner < d)
-    d_v = tl.zeros((BJ, CLASSES * BD), tl.float32)
+    d_v = tl.zeros((BJ, BD), tl.float32)
     for start in range(0, t, BI):
         i = start + tl.arange(0, BI)
         q = _tile(query + n * q_n + h * q_h, q_t, start, t, d, BI, BD)
-        at = sample[None, :] * g_n + h * g_h + i[:, None] * g_t + inner[None, :]
-        g = tl.load(grad + at, mask=(i < t)[:, None] & known[None, :], other=0.0)
+        g = _tile(grad + stacked * g_n + h * g_h, g_t, start, t, d, BI, BD)
         log_sum = tl.load(lse + (n * heads + h) * t + i, mask=i < t, other=float("inf"))
         s = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
         if KIND == 1:
@@ -219,9 +214,7 @@ def value_kernel(
         if KIND == 2:
             a *= _pairs(prior, h, i[None, :], j[:, None], t, width)
         d_v += tl.dot(a.to(g.dtype), g, input_precision="ieee")
-    at = sample[None, :] * o_n + h * o_h + j[:, None] * o_t + inner[None, :]
-    mask = (j < t)[:, None] & known[None, :]
-    tl.store(d_value + at, d_v.to(d_value.dtype.element_ty), mask=mask)
+    _put(d_value + stacked * o_n + h * o_h, o_t, first, t, d, d_v, BJ, BD)
 
 
 @triton.jit

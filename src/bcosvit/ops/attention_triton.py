@@ -29,10 +29,10 @@ from bcosvit.ops.dispatch import launches_directly, traceable, untraced
 
 _KINDS = {"none": 0, "add": 1, "mul": 2}
 _LOG2E = 1.4426950408889634
+# Of a thread: with more of them two programs instead of three would share a processor.
+_REGISTERS = 168
 # Chunks of the batch whose share of the prior's gradient is summed by one program.
 _CHUNKS = 8
-# Classes of one explanation whose gradients one program multiplies by its tile of A.
-_TOGETHER = 4
 
 
 def attend(
@@ -70,7 +70,7 @@ def _launch(
         query, key, value, prior.contiguous(), out, lse, squares,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
         h, t, prior.shape[-1], d, _LOG2E / d**0.5,
-        KIND=kind, WITH_SQUARES=with_squares, **sizes,
+        KIND=kind, WITH_SQUARES=with_squares, maxnreg=_REGISTERS, **sizes,
     )  # fmt: skip
     return out, lse, squares
 
@@ -167,15 +167,12 @@ def _launch_value(
     grad, query, key = map(_unit_stride, (grad, query, key))
     n, h, t, d = grad.shape
     out = _like_rows(grad)
-    batch = query.shape[0]
-    together = min(_TOGETHER, triton.next_power_of_2(triton.cdiv(n, max(1, batch))))
-    sizes = _sizes("value" if together == 1 else "values", t, d, query.dtype)
-    grid = (triton.cdiv(t, sizes["BJ"]), batch * h, triton.cdiv(n, max(1, batch) * together))
-    value_kernel[grid](
+    sizes = _sizes("value", t, d, query.dtype)
+    value_kernel[(triton.cdiv(t, sizes["BJ"]), n * h)](
         grad, query, key, prior.contiguous(), lse, out,
         *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *out.stride()[:3],
-        batch, n, h, t, prior.shape[-1], d, _LOG2E / d**0.5,
-        KIND=kind, CLASSES=together, **sizes,
+        query.shape[0], h, t, prior.shape[-1], d, _LOG2E / d**0.5,
+        KIND=kind, **sizes,
     )  # fmt: skip
     return out
 
@@ -235,7 +232,6 @@ _TILES = {
     "query": (64, 64, 4, 1),
     "key": (64, 64, 4, 1),
     "value": (64, 64, 4, 1),
-    "values": (64, 64, 8, 2),
     "prior": (128, 64, 4, 2),
 }
 
