@@ -13,7 +13,7 @@ sys.modules["fuzz_tool"] = fuzz
 spec.loader.exec_module(fuzz)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("pictures", 200), ("weights", 60)])
+@pytest.mark.parametrize(("kind", "count"), [("pictures", 100), ("weights", 30)])
 def test_damaged_files_are_read_or_refused(kind, count, tmp_path):
     findings, counts = fuzz.run(kind, 1, 0, count, tmp_path)
     assert findings == []

@@ -12,7 +12,10 @@ from tests.conftest import randomize, small_config, tiny_config
 
 
 @pytest.mark.parametrize("config", [small_config, tiny_config])
-@pytest.mark.parametrize("options", [{}, {"position": "emb", "attention": "standard"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"position": "emb", "attention": "standard"}, marks=pytest.mark.slow)],
+)
 def test_equals_the_eager_one(config, options):
     model = randomize(create_model(config(**options))).double().eval()
     side = model.config.image_size[0]

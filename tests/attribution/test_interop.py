@@ -89,7 +89,11 @@ def test_captums_metrics_take_it_like_their_own(model, images):
     ("example", "says"),
     [
         ("captum_example.py", ["inherent (ours)", "IntGrad (captum)", "largest error", "sensi"]),
-        ("quantus_example.py", ["inherent  PixelFlipping", "rollout   Sparseness"]),
+        pytest.param(
+            "quantus_example.py",
+            ["inherent  PixelFlipping", "rollout   Sparseness"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_examples_run(example, says):

@@ -571,6 +571,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak")
 @pytest.mark.parametrize("shape", [(5900, 5900, 8, 6), (5900, 5900, 16, 0), (1, 10000, 8, 2)])
 def test_the_largest_images_that_are_accepted_take_300_mb(

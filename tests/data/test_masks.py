@@ -401,6 +401,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux tells the peak")
 @pytest.mark.parametrize("start", ['{"annotations": [', '{"a": {"b":'])
 def test_what_a_file_of_annotations_takes_does_not_grow_with_it(tmp_path, start):

@@ -160,6 +160,7 @@ def test_torchs_own_format(tmp_path):
     assert_same(list(to_torch(tmp_path)(images)), weights, images, torch.zeros(3).long())
 
 
+@pytest.mark.slow
 def test_torchs_own_format_twice_is_the_same_file(tmp_path):
     predictor = Predictor.load(write(tmp_path / "m.safetensors", small_config), "cpu")
     graphs = [graph_of(predictor.model, (16, 16), explanation=False) for _ in range(2)]

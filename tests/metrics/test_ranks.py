@@ -46,6 +46,7 @@ def flat(value):
     return [x for each in value for x in flat(each)] if isinstance(value, list | tuple) else [value]
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path):
     mp.spawn(work, (str(tmp_path),), nprocs=2)
     alone = json.loads(json.dumps(plain(measured())))

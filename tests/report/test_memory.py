@@ -72,6 +72,7 @@ needs_proc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_proc
 def test_memory_is_flat(tmp_path):
     assert_flat(tmp_path, 192, "inherent,ixg,rollout", gain=1_000_000)

@@ -197,6 +197,7 @@ def test_a_validation_that_is_not_finite_saves_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "best.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_after_an_error_workers_end_at_once(tmp_path):
     # They are in the middle of a batch, where torch would wait longer than `run_script` does.
     code, said = run_script(tmp_path / "run", "error", workers=2)

@@ -77,6 +77,7 @@ def report(folder: str) -> None:
     print(json.dumps([bytes_needed(CONFIG, 40, VIEWS), building, highest - before]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_the_cache(tmp_path):
     code = f"import test_cache_memory; test_cache_memory.report({str(tmp_path)!r})"
