@@ -33,7 +33,7 @@ lint: $(READY)
 # One thread per process: small tensors do not benefit from several threads. In CI, which sets CI=true,
 # it also prints how many lines of src the tests run through.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 $(if $(CI),--cov --cov-report=)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(if $(CI),--cov --cov-report=)
 	$(if $(CI),$(BIN)/coverage report --skip-covered)
 
 test-slow: $(READY)
