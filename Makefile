@@ -30,19 +30,19 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread per process: small tensors do not benefit from several threads. In CI, which sets CI=true,
-# it also prints how many lines of src the tests run through.
+# One thread per process: small tensors do not benefit from several threads.
+TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 --dist loadfile
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(if $(CI),--cov --cov-report=)
-	$(if $(CI),$(BIN)/coverage report --skip-covered)
+	$(TEST)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
-# How many lines of src the tests of `make test` run through, for every file.
-coverage:
-	$(MAKE) test CI=true
-	$(BIN)/coverage report
+# How many lines of src the tests of `make test` run through, for every file; takes half as long again.
+coverage: lint
+	$(TEST) --cov --cov-report=
+	$(BIN)/coverage report --skip-covered
 
 # Whether the tests notice 150 small mistakes in the mathematics; about an hour on 2 cores.
 mutants: $(READY)
