@@ -28,20 +28,22 @@ def main() -> None:
     accuracy = "top-1 accuracy, %"
     draw("positional", "Positional information", ["none", "emb", "add", "mul"], accuracy)
     variants = ["B-cos, MaxOut 2", "B-cos, no MaxOut", "conventional"]
-    shares = [f"share of the inherent area, {output}" for output in OUTPUTS]
-    draw("flavors", "The paper's flavor of the backbone", shares, "area ÷ inherent area")
+    backbones = ["on v1", "on v2", "conventional"]
+    draw("localization", "Localization", backbones, "localization")
+    draw("perturbation", "Perturbation", backbones, "area between the curves")
+    draw("accuracy", "Accuracy", backbones, accuracy)
     outputs = [f"perturbation, {output}" for output in OUTPUTS]
     methods = ("inherent", "LibraGrad", "GradSAM", "input × gradient", "Rollout")
     draw("default-perturbation", "The default model", outputs, "area", methods)
-    both = ["Ti-87", "default model"]
-    draw("insertion", "Deletion and insertion", both, "insertion − deletion")
-    draw("additivity", "Additivity", ["Ti-87, R²", "default model, R²"], "R²")
+    every = [*backbones, "default model"]
+    draw("insertion", "Deletion and insertion", every, "insertion − deletion")
+    draw("additivity", "Additivity", every, "R²")
     draw("maxout", "MaxOut", variants, accuracy)
     branches = ["skip ÷ attention branch"]
     draw("attention", "Attention", branches, "‖skip‖ ÷ ‖attention‖", logarithmic=True)
-    both = [f"{model}, {output}" for model in ("Ti-87", "default") for output in OUTPUTS]
+    models = ["v1", "v2", "Ti-87", "default model"]
     axis = "inherent ÷ the best other method"
-    draw("options", "Which conclusion depends on what", both, axis, logarithmic=True)
+    draw("options", "Which conclusion depends on what", models, axis, logarithmic=True)
 
 
 def draw(
@@ -59,7 +61,7 @@ def draw(
         for label, cells in table(heading).items()
         if rows is None or label in rows
     }
-    chart = grouped_bars(name, heading, axis, groups, logarithmic=logarithmic)
+    chart = grouped_bars(name, heading, axis, groups, series=columns, logarithmic=logarithmic)
     (FOLDER / f"{name}.svg").write_bytes(chart.svg)
 
 

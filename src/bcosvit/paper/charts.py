@@ -23,7 +23,7 @@ SERIES = ("#d0342c", "#2f7ed8", "#c98a10", "#6b9a1f")
 _GRAY = "#8a8a94"
 _MARKERS = {"Ti": "o", "S": "s", "B": "^"}
 _OTHER_MARKERS = "DvPX*"
-_LABEL_CHARACTERS = 11
+_LABEL_CHARACTERS = 10
 """Below a group of bars; longer labels take several lines."""
 _LEGEND_INCHES = 1.0
 """The width of one model in a legend."""
@@ -50,6 +50,7 @@ def grouped_bars(
     axis: str,
     groups: Mapping[str, Mapping[str, Estimate]],
     *,
+    series: Sequence[str] = (),
     logarithmic: bool = False,
 ) -> Chart:
     """Draws bars with intervals.
@@ -59,11 +60,14 @@ def grouped_bars(
         caption: What the chart shows.
         axis: The title of the vertical axis.
         groups: Values by group, then by series.
+        series: The first ones, in this order; by default that in which they come.
         logarithmic: Whether the vertical axis is logarithmic.
     """
     from matplotlib.figure import Figure
 
-    series = list(dict.fromkeys(key for bars in groups.values() for key in bars))
+    shown_series = {key for bars in groups.values() for key in bars}
+    first = [key for key in series if key in shown_series]
+    series = list(dict.fromkeys([*first, *(key for bars in groups.values() for key in bars)]))
     colors = dict(zip(series, SERIES, strict=False))
     width = 0.8 / max(1, len(series))
     with chart_style(name):
@@ -79,6 +83,7 @@ def grouped_bars(
         axes.set_ylabel(axis)
         if logarithmic:
             axes.set_yscale("log")
+            _plain_numbers(axes)
         _grid(axes)
         _legend(figure, {key: colors.get(key, _GRAY) for key in series})
         values = "; ".join(
@@ -86,6 +91,17 @@ def grouped_bars(
             for group, bars in groups.items()
         )
         return _chart(figure, name, caption, f"Bar chart of {axis}. {values}.")
+
+
+def _plain_numbers(axes: "Axes") -> None:
+    """Labels a short logarithmic axis by 0.5, 1 and 2 instead of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    if high < 100 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def method_markers(
