@@ -42,6 +42,8 @@ from bcosvit.attribution import explain
 from bcosvit.auditing.clusters import class_evidence
 from bcosvit.auditing.cues import Cells, Copied
 from bcosvit.auditing.evidence import Evidence, collect_evidence
+from bcosvit.auditing.mistakes import find_mistakes
+from bcosvit.auditing.report import Audit, write_audit
 from bcosvit.auditing.suspicions import Suspicion, find_suspicions
 from bcosvit.data.scenes import Scenes
 from bcosvit.metrics.loader import Reader
@@ -285,10 +287,12 @@ def described(found: Suspicion, planted: bool) -> list[Any]:
     return [*which, round(found.score, 3), *(round(number, 4) for number in numbers)]
 
 
-def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[str, Any]]:
-    """Audits a model; for each cue what was found, beside what is true."""
-    start = time.perf_counter()
-    predictor = bcosvit.Predictor.of(model)
+def audit_run(
+    predictor: bcosvit.Predictor, val: Planted, cues: dict[int, str], report: Path | None
+) -> list[dict[str, Any]]:
+    """Audits a model; for each cue what was found, beside what is true. The report is written where
+    a folder for it is given."""
+    start, model = time.perf_counter(), predictor.model
     with tempfile.TemporaryDirectory() as folder:
         collect_evidence(predictor, val, folder)
         evidence = Evidence(folder)
@@ -296,6 +300,15 @@ def audit_run(model: AnyModel, val: Planted, cues: dict[int, str]) -> list[dict[
     collected = time.perf_counter() - start
     classes = class_evidence(evidence)
     found = find_suspicions(predictor, val, evidence, classes)
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)
+        mistakes = find_mistakes(evidence, classes)
+        parts = {"classes": classes, "suspicions": found, "mistakes": mistakes}
+        made = Audit(evidence=evidence, folder=report, **parts)
+        facts = {"Data": f"pictures with planted cues: {', '.join(cues.values()) or 'none'}"}
+        write_audit(
+            made, predictor, val, facts=facts, command=f"benchmarks/audit.py: {report.name}"
+        )
     before, after = predict(model, val.images), predict(model, val.clean)
 
     def is_planted(each: Suspicion) -> bool:
@@ -376,10 +389,18 @@ class Job:
     """The width of photographs; that of the model where it is None."""
     models: Path | None = None
     """A folder in which small models are kept, so that a changed audit does not train them anew."""
+    reports: Path | None = None
+    """A folder in which reports are kept."""
 
     @property
     def name(self) -> tuple[str, str, float, int]:
         return self.study, self.cue, self.rate, self.seed
+
+    @property
+    def file(self) -> str:
+        """What files of this run are called."""
+        sizes = "".join(f"-{count}" for count in self.per_class or ())
+        return f"{self.study}-{self.cue or 'clean'}-{self.rate}-{self.seed}{sizes}"
 
     def cues(self, label: int, classes: int) -> dict[int, str]:
         """The cue of each class that has one."""
@@ -402,8 +423,7 @@ class Job:
         """The model of this run, from the folder where it is there."""
         if self.models is None:
             return train()
-        sizes = "".join(f"-{count}" for count in self.per_class or ())
-        name = f"{self.study}-{self.cue or 'clean'}-{self.rate}-{self.seed}{sizes}.safetensors"
+        name = f"{self.file}.safetensors"
         if not (self.models / name).exists():
             self.models.mkdir(parents=True, exist_ok=True)
             bcosvit.save(train(), self.models / name)
@@ -419,7 +439,10 @@ def run(job: Job) -> list[dict[str, Any]]:
     row |= {"planted": job.cue, "device": job.device, "per_class": job.per_class}
     row |= {"seconds_training": time.perf_counter() - start}
     cues = job.cues(label, int(val.labels.max()) + 1)
-    return [row | found for found in audit_run(model, val, cues)]
+    names = Scenes.classes if STUDIES[job.study] is scene_study else None
+    predictor = bcosvit.Predictor.of(model, names, weights=job.file)
+    report = job.reports and job.reports / job.file
+    return [row | found for found in audit_run(predictor, val, cues, report)]
 
 
 def scene_study(job: Job) -> tuple[AnyModel, Planted, int]:
@@ -768,6 +791,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", type=Path, help="a folder in which small models are kept")
+    parser.add_argument("--reports", type=Path, help="a folder in which reports are kept")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--cues", nargs="+", default=("", *CUES), help="clean: without a cue; all: several at once"
@@ -791,6 +815,7 @@ def main() -> None:
                 classes=given.classes,
                 size=given.size,
                 models=given.models,
+                reports=given.reports,
             )
             for name in all_jobs([each for each in given.study if each in STUDIES], given.seeds)
             if (not name[2] or name[2] in given.rates)
