@@ -10,6 +10,7 @@ from bcosvit.auditing import copies
 from bcosvit.auditing.copies import (
     Copies,
     Copy,
+    _elsewhere,
     _merged,
     cell_windows,
     find_patches,
@@ -128,6 +129,21 @@ def test_a_part_is_found_once():
     windows[:5] = windows[0]
     (patch,) = find_patches(windows[:8], torch.arange(8), windows[8:], torch.arange(4))
     assert torch.equal(patch, windows[0, :, 6:12, 6:12])
+
+
+def test_the_share_elsewhere_is_exact_up_to_what_is_allowed():
+    windows = details(noise(40, 18))
+    patch = windows[0, :, 6:12, 6:12].clone()
+    # Two windows of each of 20 pictures; the patch is in three pictures.
+    for number in (5, 20, 21, 33):
+        windows[number, :, 6:12, 6:12] = patch
+    pictures = torch.arange(40) // 2
+    several = torch.stack([patch, windows[7, :, 6:12, 6:12]])
+    found = _elsewhere(several, windows, pictures, 0.9, torch.tensor([0.15, 0.15]))
+    assert found[0] == pytest.approx(4 / 20) and found[1] == pytest.approx(1 / 20)
+    # With less allowed it ends when it is more.
+    less = _elsewhere(several, windows, pictures, 0.9, torch.tensor([0.06, 0.04]))
+    assert (less > torch.tensor([0.06, 0.04])).all() and (less <= found).all() and less[0] < 0.2
 
 
 def test_parts_of_the_same_pictures_are_one_copy():

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from bcosvit.auditing.cues import anchors
-from bcosvit.auditing.repeats import AGAIN, edges_alike, found_again
+from bcosvit.auditing.repeats import (
+    AGAIN,
+    at_most_alike,
+    details,
+    edges_alike,
+    found_again,
+    likeness,
+)
 
 CELL = 6
 
@@ -94,3 +101,21 @@ def test_borders_are_alike_and_backgrounds_are_not():
     framed[..., 0, :] = framed[..., -1, :] = framed[..., :, 0] = framed[..., :, -1] = 0.4
     assert edges_alike(framed[:4], images[4:]) == pytest.approx(1)
     assert edges_alike(images[4:], images[4:]) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("color", [0.0, 0.2, 1.0])
+def test_what_is_alike_at_most_by_its_brightness(color):
+    images = noise(30, 16)
+    images[:, :, :, 12:] = 0.5  # without details
+    images = color * images + (1 - color) * images.mean(1, keepdim=True)
+    windows = details(images)
+    patches = windows[:12, :, 4:10, 5:11]
+    found, most = likeness(windows, patches)[0], at_most_alike(windows, patches)
+    assert torch.allclose(found[torch.arange(12), torch.arange(12)], torch.ones(12))
+    if color == 0:
+        assert torch.allclose(found, most, atol=1e-5)
+    else:
+        assert (most >= found - 1e-5).all() and (most > found + 0.005).float().mean() > 0.5
+    if color < 1:
+        # It tells most of them apart.
+        assert (most < AGAIN).float().mean() > 0.5

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcosvit.auditing.evidence import Array, Evidence
-from bcosvit.auditing.repeats import AGAIN, FLAT, details, likeness
+from bcosvit.auditing.repeats import AGAIN, FLAT, at_most_alike, details, likeness
 from bcosvit.metrics.loader import Images, Reader
 
 PATCHES = 4
@@ -54,6 +54,9 @@ ONE_COLOR = 0.06
 same."""
 MATCHED = 400
 """Pictures of a class in which what was found is looked for again."""
+ROUNDING = 1e-4
+AT_ONCE = 8
+"""Pictures of other classes that are compared at a time."""
 READ = 32
 """Pictures that are read at a time."""
 
@@ -345,12 +348,22 @@ def find_patches(
     patches = patches[..., side : 2 * side, side : 2 * side]
     # The middle of a copy is in some cell, so that half of the shifts will do.
     half = side // 2
-    left = likeness(windows[..., half:-half, half:-half], patches)[0] >= again
-    enough = (_shares(left, pictures) * count).round() >= LEAST
-    if not enough.any():
+    inner = windows[..., half:-half, half:-half]
+
+    def enough(seen: Tensor) -> Tensor:
+        return (_shares(seen, pictures) * count).round() >= LEAST
+
+    # Most patches are nowhere else even if their colors are left aside.
+    patches = patches[enough(at_most_alike(inner, patches) >= again - ROUNDING)]
+    if not len(patches):
         return []
-    left, patches = left[:, enough], patches[enough]
-    elsewhere = _shares(likeness(others, patches)[0] >= nearly, other_pictures)
+    left = likeness(inner, patches)[0] >= again
+    kept = enough(left)
+    if not kept.any():
+        return []
+    left, patches = left[:, kept], patches[kept]
+    most = _shares(left, pictures) / EXCLUSIVE
+    elsewhere = _elsewhere(patches, others, other_pictures, nearly, most)
     found: list[Tensor] = []
     while len(found) < PATCHES:
         shares = _shares(left, pictures)
@@ -362,6 +375,24 @@ def find_patches(
         # Other patches of the same part are in the same windows.
         left = left & ~left[:, best : best + 1]
     return found
+
+
+def _elsewhere(
+    patches: Tensor, others: Tensor, numbers: Tensor, nearly: float, most: Tensor
+) -> Tensor:
+    """The share of other classes' pictures in which each patch is nearly seen, or more than
+    ``most`` where it is more than that."""
+    every = numbers.unique()
+    # Whole numbers, which have no rounding.
+    found, alive = torch.zeros_like(most), torch.arange(len(patches), device=patches.device)
+    for some in every.split(AT_ONCE):
+        here = torch.isin(numbers, some)
+        seen = likeness(others[here.to(others.device)], patches[alive])[0] >= nearly
+        found[alive] += (_shares(seen, numbers[here]) * len(some)).round()
+        alive = alive[found[alive] / len(every) <= most[alive] + ROUNDING]
+        if not len(alive):
+            break
+    return found / len(every)
 
 
 def _shares(seen: Tensor, pictures: Tensor) -> Tensor:
