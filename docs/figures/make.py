@@ -3,15 +3,21 @@
     python docs/figures/make.py                                 # trains a small model (minutes)
     python docs/figures/make.py --weights best.safetensors      # with existing weights
     python docs/figures/make.py --photos                        # only the photographs
+    python docs/figures/make.py --audit REPORT                  # only the report of an audit
 
 The README shows photographs with the shipped weights, `docs/idea.md` drawn scenes with a small
 model that is trained on them.
+
+The report is that of `python benchmarks/audit.py scenes --cues tag --rates 1 --first-seed 2
+--seeds 3 --out DIR --reports DIR`, where all sea stars have a tag. It takes Playwright and
+Chromium.
 
 The model is the result of `bcosvit train "scenes?size=48" --out DIR`. Everything is seeded, so the
 same machine draws the same files.
 """
 
 import argparse
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -42,7 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", help="A model of the drawn scenes; by default it is trained")
     parser.add_argument("--photos", action="store_true", help="Draw only the photographs")
+    parser.add_argument("--audit", type=Path, help="Draw only the first suspicion of a report")
     given = parser.parse_args()
+    if given.audit is not None:
+        return suspicion(given.audit)
     photographs()
     if given.photos:
         return
@@ -78,6 +87,19 @@ def photographs() -> None:
             ]
         rows.append(tiles)
     panel(rows, cell=224).save(FOLDER / "photographs.jpg", quality=92)
+
+
+def suspicion(report: Path) -> None:
+    """The first suspicion of an audit, as a browser shows it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        chromium = shutil.which("chromium")
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1120, "height": 900})
+        page.goto(report.resolve().as_uri())
+        page.locator("article.suspicion").first.screenshot(path=FOLDER / "audit.png")
+        browser.close()
 
 
 def two_vectors() -> None:
