@@ -153,10 +153,15 @@ class Suspicion:
         return "strong, but varies like a part of an object" if self.strong else "not significant"
 
     @property
+    def carries_much(self) -> bool:
+        """Whether it carries a quarter of the class's positive evidence or more."""
+        return self.share is not None and self.share >= 0.25
+
+    @property
     def reasons(self) -> list[str]:
         """What speaks for the cue being a shortcut, in words."""
         cluster, found = getattr(self.cue, "cluster", None), []
-        if self.share is not None and self.share >= 0.25:
+        if self.share is not None and self.carries_much:
             found.append(f"carries {_percent(self.share)} of the class's positive evidence")
         if self.pictures <= 0.25 * self.class_pictures:
             among = _percent(self.pictures / self.class_pictures)
