@@ -66,8 +66,8 @@ def write_places(winner: Tensor, places: Tensor) -> None:
     """Writes the bits for winners [R, C]; again for each of several gradients of the same rows."""
     rows, outputs = winner.shape
     _places_kernel[(rows // 64 * triton.cdiv(outputs // 2, _PAIRS),)](
-        winner.view(torch.int16), places, rows // 64, outputs, 4 * places.numel() // winner.numel(),
-        PAIRS=_PAIRS,
+        winner.view(torch.int16), places.view(torch.int32), rows // 64, outputs,
+        4 * places.numel() // winner.numel(), PAIRS=_PAIRS,
     )  # fmt: skip
 
 
@@ -156,7 +156,8 @@ def _is_usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 @triton.jit
 def _places_kernel(winner, places, row_tiles, outputs, copies, PAIRS: tl.constexpr):
-    """``winner`` [R, C] is read two outputs at a time, the four units of a group."""
+    """``winner`` [R, C] is read two outputs at a time, the four units of a group; ``places`` is
+    written four bytes at a time."""
     tile = tl.program_id(0) % row_tiles
     across = outputs // 2
     column = tl.program_id(0) // row_tiles * PAIRS + tl.arange(0, PAIRS)
@@ -168,11 +169,14 @@ def _places_kernel(winner, places, row_tiles, outputs, copies, PAIRS: tl.constex
     # Rows r and r + 8 of sixteen share a byte.
     halves = tl.permute(tl.reshape(bits, (4, 2, 8, PAIRS)), (0, 2, 3, 1))
     upper, lower = tl.split(halves)
-    both = tl.reshape(upper + 16 * lower, (32, PAIRS)).to(tl.uint8)
-    eight = tl.arange(0, 32)
+    both = tl.reshape(upper + 16 * lower, (32, PAIRS))
+    # The eight groups of a tile are two words: those with g % 4 of 0 and 1, and of 2 and 3.
     group = column % 8
-    within = column // 8 * 256 + 2 * (group % 4) + group // 4
-    at = tile.to(tl.int64) * 32 * across + 8 * eight[:, None] + within[None, :]
+    apart = tl.reshape(both << (16 * (group % 2) + 8 * (group // 4)), (32, PAIRS // 8, 2, 2, 2))
+    words = tl.sum(tl.sum(apart, 4), 2)
+    words = tl.reshape(tl.permute(words, (1, 0, 2)), (PAIRS // 8, 64))
+    tiles = tl.program_id(0) // row_tiles * (PAIRS // 8) + tl.arange(0, PAIRS // 8)
+    at = tile.to(tl.int64) * 8 * across + 64 * tiles[:, None] + tl.arange(0, 64)[None, :]
     for copy in range(copies):
-        start = (tl.full((), 0, tl.int64) + copy) * row_tiles * 32 * across
-        tl.store(places + start + at, both, mask=known[None, :])
+        start = (tl.full((), 0, tl.int64) + copy) * row_tiles * 8 * across
+        tl.store(places + start + at, words, mask=(8 * tiles < across)[:, None])
