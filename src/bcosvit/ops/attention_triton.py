@@ -66,11 +66,13 @@ def _launch(
     out, lse, squares = _room(query, with_squares)
     sizes = _sizes("forward", t, d, query.dtype)
     grid = (triton.cdiv(t, sizes["BI"]), n * h)
+    # Wide heads need more, and would store some of them in memory.
+    registers = _REGISTERS if query.dtype != torch.float32 and sizes["BD"] <= 64 else None
     forward_kernel[grid](
         query, key, value, prior.contiguous(), out, lse, squares,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
         h, t, prior.shape[-1], d, _LOG2E / d**0.5,
-        KIND=kind, WITH_SQUARES=with_squares, maxnreg=_REGISTERS, **sizes,
+        KIND=kind, WITH_SQUARES=with_squares, maxnreg=registers, **sizes,
     )  # fmt: skip
     return out, lse, squares
 
