@@ -1,14 +1,15 @@
 """The numbers of the tables, against what they are by hand."""
 
 import io
+import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from bcosvit.metrics import Bootstrap
+from bcosvit.metrics import Bootstrap, Estimate
 from bcosvit.paper import FIGURES, RunSpec, Study, faithfulness, figures
-from bcosvit.paper.charts import method_markers
+from bcosvit.paper.charts import grouped_bars, method_markers
 from bcosvit.paper.figures import Top1, best_post_hoc, branch_ratio, mean_scores, measure_scores
 from tests.paper.support import small_study
 
@@ -274,6 +275,16 @@ def test_legends_of_all_models_fit(sides):
         pixels = np.asarray(image.convert("L"))
     for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
         assert (edge == 255).all()
+
+
+def test_series_keep_their_order_and_short_logarithmic_axes_have_plain_numbers():
+    groups = {
+        "one": {"first": Estimate(mean=0.4, low=0.3, high=0.5, count=4)},
+        "two": {"second": Estimate(mean=3.0, low=2.9, high=3.1, count=4)},
+    }
+    chart = grouped_bars("b", "Bars.", "×", groups, series=["second", "none"], logarithmic=True)
+    texts = re.findall(r"<text[^>]*>([^<]*)<", chart.svg.decode())
+    assert texts == ["one", "two", "0.5", "1", "2", "×", "second", "first"]
 
 
 def test_slopes_of_all_methods_are_part_of_the_table(answered):
