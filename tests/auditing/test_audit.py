@@ -22,9 +22,10 @@ import bcosvit
 from bcosvit.attribution import CompletenessWarning
 from bcosvit.auditing import report, run
 from bcosvit.auditing.clusters import class_evidence
-from bcosvit.auditing.cues import Cells, margins
+from bcosvit.auditing.cues import Bench, Cells, margins
 from bcosvit.auditing.evidence import (
     FOR_LABEL,
+    Adjoint,
     Evidence,
     chunk_path,
     collect_evidence,
@@ -33,7 +34,12 @@ from bcosvit.auditing.evidence import (
 from bcosvit.auditing.mistakes import find_mistakes, grouped
 from bcosvit.auditing.report import write_audit
 from bcosvit.auditing.run import open_pictures
-from bcosvit.auditing.suspicions import _corrected, find_suspicions, permutation_test
+from bcosvit.auditing.suspicions import (
+    _corrected,
+    _for_rivals,
+    find_suspicions,
+    permutation_test,
+)
 from bcosvit.files import locked_folder
 from bcosvit.metrics.accuracy import class_accuracies
 from bcosvit.models.weights import CLASSES_KEY
@@ -209,6 +215,26 @@ def test_the_tag_is_the_first_suspicion(trained, tmp_path):
     again = find_suspicions(predictor, pictures, evidence, classes, pairs=24)
     assert [each.cue.name for each in again] == [each.cue.name for each in found]
     assert [each.p for each in again] == [each.p for each in found]
+
+
+def test_what_speaks_for_the_class_that_comes_next(trained, tmp_path):
+    predictor, pictures = collect(trained, tmp_path / "one")
+    evidence = Evidence(tmp_path / "one")
+    numbers = np.flatnonzero(evidence.label == 1)[:5]
+    bench = Bench(
+        model=predictor.model,
+        pictures=pictures,
+        evidence=evidence,
+        batch_size=2,
+        known={},
+        means={},
+    )
+    images = bench.images(numbers)
+    found = _for_rivals(bench, Adjoint(predictor.model), images, numbers)
+    # There is one other class.
+    expected = bcosvit.attribution.explain(predictor.model, images, 0).map
+    cells = expected.unflatten(1, (8, 4)).unflatten(3, (8, 4)).sum((2, 4))
+    assert np.allclose(found, cells, atol=1e-5)
 
 
 def test_permutation_counts_all_flips_of_signs():

@@ -102,6 +102,28 @@ def test_a_tag_that_counts_little_itself_is_found(all_cells):
     assert copy.pictures.tolist() == list(having)
 
 
+def test_a_tag_that_decides_against_the_next_class_is_found():
+    having = (3, 8, 20, 31, 39)
+    images, evidence, corners = scene(having=having)
+    rivals = evidence.cells[:, 0].copy()
+    for number, (top, left) in corners.items():
+        at = [(2 * corner + TAG) * GRID // (2 * SIDE) for corner in (top, left)]
+        # The object speaks for both classes; the tag for one, and less.
+        evidence.cells[number, 0, at[0], at[1]], rivals[number, at[0], at[1]] = 0.05, -0.05
+    asked = []
+
+    def of(pictures, numbers):
+        asked.extend(numbers.tolist())
+        assert torch.equal(pictures, images[numbers])
+        return rivals[numbers]
+
+    assert found(images, evidence) == []
+    pictures = [(image, 0, "") for image in images]
+    (copy,) = Copies(evidence, pictures, rivals=of).find(0)
+    assert copy.pictures.tolist() == list(having)
+    assert asked == list(range(40))  # those of the class
+
+
 def test_stripes_of_a_pixel_are_found_on_photographs():
     """At the smaller size they fade."""
     images, evidence, _ = scene(having=())

@@ -8,7 +8,7 @@ Letters for shapes: N pictures, M cells, P patches, G rows and columns of the gr
 reduced cell.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +41,9 @@ SEARCHED = 80
 QUERIED = 60
 """Those of them whose patches are looked for in all of them."""
 STRONGEST = 36
-"""Cells of each picture of a class that are compared, those with the most evidence for the label: a
-tag may act on others more than it counts itself."""
+"""Cells of each picture of a class that are compared: those with the most evidence for the label,
+as many as a small model has. Where there are more, half of them are those with the most evidence
+against the class that comes next: objects may speak for both, and a cue decides."""
 OTHERS = 12
 """Cells of pictures of other classes; with all around them they are most of a picture."""
 REACH = 4
@@ -99,6 +100,9 @@ Place = dict[int, tuple[Tensor, Tensor]]
 
 Small = dict[int, Tensor]
 """Some pictures, reduced, by the side of a cell [N, 3, h, w]."""
+Rivals = Callable[[Tensor, Array], Array]
+"""From pictures of one class and their numbers to the contributions to the class that comes next
+[N, G, G]."""
 
 
 class Copies:
@@ -110,6 +114,8 @@ class Copies:
         seed: Of the choice of pictures where there are many.
         device: Where pictures are compared.
         num_workers: How many processes read ahead.
+        rivals: What speaks for the class that comes next; without it, cells are chosen by the
+            evidence for the label alone.
     """
 
     def __init__(
@@ -120,8 +126,10 @@ class Copies:
         *,
         device: torch.device | None = None,
         num_workers: int = 0,
+        rivals: Rivals | None = None,
     ) -> None:
         self.evidence, self.seed = evidence, seed
+        self._rivals = rivals if evidence.settings.grid**2 > STRONGEST else None
         self._device, self._reader = device, Reader(data=pictures, num_workers=num_workers)
         self._foreign = np.sort(self._drawn(np.arange(len(evidence)), 2 * SEARCHED))
         self._others: dict[int, tuple[Tensor, Tensor]] = {}
@@ -133,54 +141,64 @@ class Copies:
     def find_all(self, labels: Sequence[int]) -> Iterator[list[Copy]]:
         """Yields the copies in each of some classes, whose pictures are read ahead."""
         own = [self._drawn(np.flatnonzero(self.evidence.label == each), MATCHED) for each in labels]
-        able = [np.sort(each) for each in own if len(each) >= LEAST]
+        able = [(np.sort(each), np.sort(each[:SEARCHED])) for each in own if len(each) >= LEAST]
         # Pictures of all classes come first.
-        small = self._read([self._foreign, *able] if able else [])
-        foreign = next(small, {})
+        small = self._read([(self._foreign, self._foreign[:0]), *able] if able else [])
+        foreign, _ = next(small, ({}, None))
+        cells = self._chosen(self._foreign, None, OTHERS)
         self._others = {
-            side: self._windows(self._foreign, images, OTHERS)[::2]
+            side: self._windows(self._foreign, images, cells)[::2]
             for side, images in foreign.items()
         }
         for label, mine in zip(labels, own, strict=True):
-            yield self._in_class(label, mine, next(small)) if len(mine) >= LEAST else []
+            yield self._in_class(label, mine, *next(small)) if len(mine) >= LEAST else []
 
-    def _in_class(self, label: int, own: Array, small: Small) -> list[Copy]:
+    def _in_class(self, label: int, own: Array, small: Small, rivals: Array | None) -> list[Copy]:
         """The copies among pictures of a class; ``small`` are the same in order."""
-        places = []
+        cells, places = self._chosen(np.sort(own[:SEARCHED]), rivals, STRONGEST), []
         for side, again, nearly in SIZES:
             if side in small:
-                places += self._found(label, own, small[side], side, again, nearly)
+                places += self._found(label, own, small[side], cells, side, again, nearly)
         return [
             Copy(label=label, number=number, where=where, parts=parts)
             for number, (where, parts) in enumerate(_merged(places), 1)
         ]
 
     def _found(
-        self, label: int, own: Array, small: Tensor, side: int, again: float, nearly: float
+        self,
+        label: int,
+        own: Array,
+        small: Tensor,
+        cells: Array,
+        size: int,
+        again: float,
+        nearly: float,
     ) -> list[Place]:
         """Where each patch is that is found at a size, and what belongs to it."""
-        numbers, corners, windows = self._windows(np.sort(own), small, STRONGEST)
-        others, theirs = self._others[side]
-        searched = torch.isin(numbers, torch.from_numpy(own[:SEARCHED]))
+        every, searched = np.sort(own), np.sort(own[:SEARCHED])
+        rows = torch.from_numpy(np.searchsorted(every, searched))
+        numbers, _, windows = self._windows(searched, small[rows.to(small.device)], cells)
+        others, theirs = self._others[size]
         foreign = torch.from_numpy(self.evidence.label[others.numpy()] != label)
         patches = find_patches(
-            windows[searched.to(windows.device)],
-            numbers[searched],
+            windows,
+            numbers,
             theirs[foreign.to(windows.device)],
             others[foreign],
-            queried=torch.isin(numbers[searched], torch.from_numpy(own[:QUERIED])),
+            queried=torch.isin(numbers, torch.from_numpy(own[:QUERIED])),
             again=again,
             nearly=nearly,
         )
         if not patches:
             return []
-        like, shifts = (each.cpu() for each in likeness(windows, torch.stack(patches)))
+        side = windows.shape[-1] // 3
+        whole = F.pad(details(small), (side, side, side, side))
+        like, corners = (each.cpu() for each in likeness(whole, torch.stack(patches)))
         places = [
-            _places(numbers, corners + shifts[:, kind], like[:, kind], again)
+            _places(every, corners[:, kind] - side, like[:, kind], again)
             for kind in range(len(patches))
         ]
-        row = {number: at for at, number in enumerate(np.sort(own).tolist())}
-        side = windows.shape[-1] // 3
+        row = {number: at for at, number in enumerate(every.tolist())}
         return [
             self._whole(each, small[[row[number] for number in list(each)[:AROUND]]].cpu(), side)
             for each in places
@@ -215,30 +233,48 @@ class Copies:
         """Some pictures in a random order."""
         return np.random.default_rng([self.seed, len(numbers)]).permutation(numbers)[:count]
 
-    def _read(self, groups: Sequence[Array]) -> Iterator[Small]:
-        """Reduces groups of pictures; each picture is read once for all sizes."""
+    def _read(self, groups: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Small, Array | None]]:
+        """Reduces groups of pictures, each of which is read once; of some of each group it is asked
+        what speaks for the class that comes next."""
         grid = self.evidence.settings.grid
         parts = [
-            [self.evidence.index[group[start : start + READ]].tolist() for start in starts]
-            for group in groups
-            for starts in [range(0, len(group), READ)]
+            [group[start : start + READ] for start in range(0, len(group), READ)]
+            for group, _ in groups
         ]
-        batches = self._reader.read_batches([part for group in parts for part in group])
-        for group in parts:
+        positions = [self.evidence.index[part].tolist() for group in parts for part in group]
+        batches = self._reader.read_batches(positions)
+        for group, (_, some) in zip(parts, groups, strict=True):
             found: dict[int, list[Tensor]] = {}
-            for _ in group:
+            rivals = []
+            for numbers in group:
                 images = next(batches).images.to(self._device)
                 cell = min(images.shape[-2:]) // grid
                 # Small pictures are not reduced at all.
                 for side, _, _ in SIZES if cell > SIZES[-1][0] else SIZES[-1:]:
                     found.setdefault(side, []).append(reduced(images, grid, side))
-            yield {side: torch.cat(several) for side, several in found.items()}
+                asked = np.isin(numbers, some)
+                if self._rivals is not None and asked.any():
+                    chosen = images[torch.from_numpy(asked).to(images.device)]
+                    rivals.append(self._rivals(chosen, numbers[asked]))
+            small = {side: torch.cat(several) for side, several in found.items()}
+            yield small, np.concatenate(rivals) if rivals else None
 
-    def _windows(self, numbers: Array, small: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Around the strongest cells of reduced pictures: the number of the picture, the corner in
-        the reduced picture, and the window."""
+    def _chosen(self, numbers: Array, rivals: Array | None, most: int) -> Array:
+        """The cells of pictures that are compared [N, M]."""
         strength = self.evidence.cells[numbers, 0].reshape(len(numbers), -1)
-        cells = torch.from_numpy(np.argsort(-strength, 1, kind="stable")[:, :most].copy())
+        if rivals is not None:
+            decides = strength - rivals.reshape(strength.shape)
+            first = np.argsort(-decides, 1, kind="stable")[:, : most // 2]
+            strength = strength.copy()
+            np.put_along_axis(strength, first, np.inf, 1)
+        return np.argsort(-strength, 1, kind="stable")[:, :most]
+
+    def _windows(
+        self, numbers: Array, small: Tensor, chosen: Array
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Around some cells of reduced pictures: the number of the picture, the corner in the
+        reduced picture, and the window."""
+        cells = torch.from_numpy(chosen.copy())
         corners, windows = cell_windows(small, cells, self.evidence.settings.grid)
         each = torch.from_numpy(numbers).repeat_interleave(cells.shape[1])
         return each, corners, windows
@@ -403,15 +439,10 @@ def _shares(seen: Tensor, pictures: Tensor) -> Tensor:
     return (each > 0).float().mean(0)
 
 
-def _places(numbers: Tensor, corners: Tensor, like: Tensor, again: float) -> dict[int, Tensor]:
-    """By picture: the corner where a patch is most alike, if it is there [2]."""
-    found: dict[int, Tensor] = {}
-    order = torch.sort(like, descending=True, stable=True)
-    for value, at in zip(order.values.tolist(), order.indices.tolist(), strict=True):
-        if value < again:
-            break
-        found.setdefault(int(numbers[at]), corners[at])
-    return found
+def _places(numbers: Array, corners: Tensor, like: Tensor, again: float) -> dict[int, Tensor]:
+    """By picture, the most alike first: the corner of a patch where it is most alike [2]."""
+    order = torch.sort(like, descending=True, stable=True).indices.tolist()
+    return {int(numbers[at]): corners[at] for at in order if like[at] >= again}
 
 
 def _merged(places: list[Place]) -> list[tuple[dict[int, Tensor], dict[int, Tensor]]]:

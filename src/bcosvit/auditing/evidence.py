@@ -366,7 +366,7 @@ class _Chunk:
         own = self.adjoint(images, labels)
         predicted = own.logits.argmax(1)
         both = torch.stack([labels, predicted], 1)
-        colors = _on_grid(own.channels, settings.grid)
+        colors = on_grid(own.channels, settings.grid)
         cells, described = colors.sum(1), _described(own.features, colors, settings.grid)
         odds = torch.stack([log_odds(model, own.logits, each) for each in (labels, predicted)], 1)
         rows, places, sums = _strongest(cells, settings.strong)
@@ -413,7 +413,7 @@ class _Chunk:
             *(tensor.split(self.settings.batch_size) for tensor in waiting), strict=True
         ):
             other = self.adjoint(images, predicted)
-            against = _on_grid(other.channels, self.settings.grid).sum(1)
+            against = on_grid(other.channels, self.settings.grid).sum(1)
             at = places.cpu().numpy()
             found["cells"][at, 1] = against.float().cpu().numpy()
             found["residual"][at, 1] = other.residual.double().cpu().numpy()
@@ -445,7 +445,7 @@ def _on_object(maps: Tensor, masks: Sequence[Tensor | None], grid: int) -> dict[
     positive = maps.clamp_min(0).double()
     share = (positive * inside).sum((1, 2)) / positive.sum((1, 2)).clamp_min(1e-30)
     return {
-        "coverage": (_on_grid(inside, grid) / area).clamp_max(1).half().cpu().numpy(),
+        "coverage": (on_grid(inside, grid) / area).clamp_max(1).half().cpu().numpy(),
         "on_object": torch.stack([share, inside.double().mean((1, 2))], 1).float().cpu().numpy(),
     }
 
@@ -571,7 +571,7 @@ def _projection(number: int, channels: int) -> Tensor:
     return torch.randn(WIDTH, channels, generator=generator)
 
 
-def _on_grid(maps: Tensor, grid: int) -> Tensor:
+def on_grid(maps: Tensor, grid: int) -> Tensor:
     """Sums maps [..., H, W] over the cells of a grid [..., G, G], in float64."""
     rows, columns = (_belongs(side, grid, maps.device) for side in maps.shape[-2:])
     return rows @ maps.double() @ columns.T

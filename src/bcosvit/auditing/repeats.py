@@ -24,8 +24,9 @@ EDGE = 1 / 16
 AGAIN = 0.6
 """The correlation of details from which a patch counts as found again. That of parts of objects is
 about 0.35 at the best of all shifts, that of copies on photographs above 0.7."""
-AT_ONCE, AT_ONCE_ON_GPU = 8, 64
-"""Windows that are compared at a time: those that fit into the caches, or few enough for memory."""
+AT_ONCE, AT_ONCE_ON_GPU = 650, 20_000
+"""Parts of windows that are compared at a time: those that fit into the caches, or few enough for
+memory."""
 FLAT = 0.01
 """The root mean square of differences between neighboring pixels below which a patch has no
 details that could be compared."""
@@ -79,7 +80,7 @@ def likeness(windows: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
     least, side = FLAT * patches[0].numel() ** 0.5, patches.shape[-2:]
     units = _units(patches.flatten(1), least)
     best, places = [], []
-    for some in _split(windows):
+    for some in _split(windows, side):
         values, place = (_units(_parts(some, side).flatten(2), least) @ units.T).max(1)
         best.append(values)
         places.append(place)
@@ -93,12 +94,15 @@ def at_most_alike(windows: Tensor, patches: Tensor) -> Tensor:
     less than half of the time."""
     least, side = FLAT * patches[0].numel() ** 0.5, patches.shape[-2:]
     units = _brightness(patches[:, None], least)[:, 0]
-    parts = [(_brightness(_parts(some, side), least) @ units.T).amax(1) for some in _split(windows)]
+    parts = [
+        (_brightness(_parts(some, side), least) @ units.T).amax(1) for some in _split(windows, side)
+    ]
     return torch.cat(parts)
 
 
-def _split(windows: Tensor) -> Sequence[Tensor]:
-    return windows.split(AT_ONCE_ON_GPU if windows.is_cuda else AT_ONCE)
+def _split(windows: Tensor, side: Sequence[int]) -> Sequence[Tensor]:
+    parts = (windows.shape[-2] - side[0] + 1) * (windows.shape[-1] - side[1] + 1)
+    return windows.split(max(1, (AT_ONCE_ON_GPU if windows.is_cuda else AT_ONCE) // parts))
 
 
 def _parts(windows: Tensor, side: Sequence[int]) -> Tensor:

@@ -37,6 +37,7 @@ of objects, which may turn other pictures as well, vary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from torch import Tensor
 from bcosvit.auditing.clusters import ClassEvidence
 from bcosvit.auditing.copies import Copies, Copy
 from bcosvit.auditing.cues import LOOKS, Bench, Cells, Copied, Cue, Edge, Whole, margins
-from bcosvit.auditing.evidence import Array, Evidence, Progress
+from bcosvit.auditing.evidence import Adjoint, Array, Evidence, Progress, on_grid
 from bcosvit.auditing.screening import Screening
 from bcosvit.metrics.loader import Images
 from bcosvit.predictor import Predictor
@@ -231,7 +232,12 @@ def find_suspicions(
         means=_means(pictures, evidence, seed, reference),
     )
     copies = Copies(
-        evidence, pictures, seed, device=reference.device, num_workers=num_workers
+        evidence,
+        pictures,
+        seed,
+        device=reference.device,
+        num_workers=num_workers,
+        rivals=partial(_for_rivals, bench, Adjoint(predictor.model)),
     ).find_all([each.label for each in classes])
     candidates = _candidates(evidence, classes, copies, progress)
     by_class = {each.label: each for each in classes}
@@ -253,6 +259,22 @@ def find_suspicions(
         else each
         for rank, each in enumerate(found)
     ]
+
+
+def _for_rivals(bench: Bench, adjoint: Adjoint, images: Tensor, numbers: Array) -> Array:
+    """Contributions to the class that comes next, for images of one class [N, G, G]."""
+    found, label = [], torch.from_numpy(bench.evidence.label[numbers])
+    for some, own in zip(
+        images.split(bench.batch_size), label.split(bench.batch_size), strict=True
+    ):
+        logits = bench.logits(some).scatter(1, own[:, None], -torch.inf)
+        found.append(
+            on_grid(
+                adjoint(some, logits.argmax(1).to(some.device)).channels.sum(1),
+                bench.evidence.settings.grid,
+            )
+        )
+    return torch.cat(found).float().cpu().numpy()
 
 
 def _candidates(
