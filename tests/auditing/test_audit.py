@@ -328,6 +328,15 @@ def test_many_pictures_get_files_of_their_own(trained, audited, tmp_path, monkey
         assert picture.size == (112, 112)
 
 
+def test_large_effects_in_few_pictures_are_said(trained, audited, tmp_path):
+    first = audited.suspicions[0]
+    said = "It is large, but seen in too few pictures to be significant."
+    assert first.significant and said not in (audited.folder / "report.html").read_text()
+    few = dataclasses.replace(audited, suspicions=[dataclasses.replace(first, p_corrected=0.2)])
+    page = write_again(trained, few, tmp_path)
+    assert page.count(said) == 1 and not few.significant
+
+
 def test_clusters_of_few_classes_are_shown(trained, audited, tmp_path, monkeypatch):
     monkeypatch.setattr("bcosvit.auditing.report.DETAILED", 1)
     monkeypatch.setattr("bcosvit.auditing.report.LISTED", 1)

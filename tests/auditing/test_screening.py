@@ -193,6 +193,8 @@ def test_large_effects_of_enough_pictures_are_strong(kind, turned, low, removals
     made = SimpleNamespace(
         turned=turned, turned_control=0.0, low=low, removals=removals, p_corrected=0.01, cue=cue
     )
+    made.large = Suspicion.large.fget(made)
+    assert made.large == (strong or removals == 9)
     assert Suspicion.strong.fget(made) == strong
     made.p_corrected = 0.06
     assert not Suspicion.strong.fget(made)

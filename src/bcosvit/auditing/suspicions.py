@@ -135,11 +135,15 @@ class Suspicion:
         return self.repeats >= self.cue.repeats_least
 
     @property
-    def strong(self) -> bool:
-        """Whether the effect is large, and no coincidence."""
+    def large(self) -> bool:
+        """Whether the effect is large."""
         turned, low = self.cue.large
-        large = self.turned - self.turned_control >= turned and self.low >= low
-        return self.p_corrected < ALPHA and large and self.removals >= self.cue.enough
+        return self.turned - self.turned_control >= turned and self.low >= low
+
+    @property
+    def strong(self) -> bool:
+        """Whether the effect is large, and seen in enough pictures to be no coincidence."""
+        return self.large and self.p_corrected < ALPHA and self.removals >= self.cue.enough
 
     @property
     def significant(self) -> bool:
