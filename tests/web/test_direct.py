@@ -155,6 +155,20 @@ def test_large_pictures_are_refused(address):
         assert says in sentence_of(answer)
 
 
+def test_clients_that_still_send_read_why_they_are_refused(address):
+    place = httpx.URL(address)
+    head = "POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n"
+    with socket.create_connection((place.host, place.port), timeout=10) as client:
+        client.sendall(head.encode())
+        answer = client.recv(1)
+        for _ in range(5):
+            time.sleep(0.05)
+            client.sendall(b"\0" * 1_000_000)
+        while part := client.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413") and b"larger than" in answer
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """One whose expensive methods take a while."""

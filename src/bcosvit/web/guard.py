@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -185,6 +186,8 @@ class Guard:
         return content.replace(self.alias + b"/", self.folder + b"/")
 
 
+LINGER = 2.0
+"""Seconds for which the rest of a refused request is read."""
 WENT_WRONG = "Something went wrong on the server; try again, or tell whoever runs it."
 _NO_FILE = "The upload holds no file; send each picture as a form field files with a file name."
 _ENDED_EARLY = "The request ended before it was complete; send it again."
@@ -325,7 +328,7 @@ class _Request:
         left = self._ends - asyncio.get_running_loop().time()
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, left))
-        except TimeoutError:
+        except asyncio.TimeoutError:  # before Python 3.11 it is not TimeoutError
             self.refusal = Refusal(408, _TOO_SLOW)
             raise self.refusal from None
         if message["type"] == "http.disconnect":
@@ -394,13 +397,29 @@ class _Request:
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
             (b"content-security-policy", POLICY.encode()),
-            # What is left of the request is not read.
+            # Of what is left of the request, no answer is made.
             (b"connection", b"close"),
         ]
         start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
         await self._send(start)
         body = b"" if self.scope["method"] == "HEAD" else content
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if refusal.status != 408:
+            await self._discard_rest()
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _discard_rest(self) -> None:
+        """Reads what a client is still sending: if the connection were closed before that, the
+        client would lose the answer."""
+
+        async def read() -> None:
+            while self._ends is not None:
+                message = await self._receive()
+                if not message.get("more_body"):
+                    break
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), LINGER)
 
 
 def _host_of(given: str) -> str:
