@@ -56,6 +56,7 @@ same."""
 MATCHED = 400
 """Pictures of a class in which what was found is looked for again."""
 ROUNDING = 1e-4
+"""By how much two ways to compute the same likeness may differ."""
 AT_ONCE = 8
 """Pictures of other classes that are compared at a time."""
 READ = 32

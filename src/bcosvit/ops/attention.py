@@ -1,6 +1,6 @@
 """Attention with a learned prior over pairs of tokens (the paper's Eq. 18 and 19).
 
-What ends ``prior_attention`` is the reference in plain PyTorch, which the kernels of
+What ends ``prior_attention_and_squares`` is the reference in plain PyTorch, which the kernels of
 ``attention_triton`` and the loop of ``attention_cpu`` are tested against.
 
 Letters: n batch, t tokens, d width per head.
@@ -78,15 +78,8 @@ def prior_attention(
         >>> prior_attention(query, key, value).shape
         torch.Size([1, 3, 16, 8])
     """
-    if use_triton(backend, value):
-        return _by_kernels(query, key, value, prior, kind, frozen, with_squares=False)[0]
-    if use_cpu(backend, query, key, value):
-        from bcosvit.ops import attention_cpu
-
-        if attention_cpu.suits(query, key, value, prior, frozen):
-            return attention_cpu.attend(query, key, value, prior, kind, frozen)
-    matrix = constant_if(frozen, attention_matrix(query, key, prior, kind, frozen))
-    return matmul(matrix.to(value.dtype), value, frozen=frozen)
+    how: dict[str, Any] = {"kind": kind, "frozen": frozen, "backend": backend}
+    return prior_attention_and_squares(query, key, value, prior, **how, with_squares=False)[0]
 
 
 def prior_attention_and_squares(
@@ -98,31 +91,24 @@ def prior_attention_and_squares(
     kind: PriorKind = "none",
     frozen: bool = False,
     backend: Backend = "auto",
+    with_squares: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`prior_attention`, and Σ(A·V)² of each token [n, t, 1] where kernels compute it.
 
-    It is what a B-cos transform of the joined heads divides by.
+    A B-cos transform of the joined heads divides by its root.
     """
     if use_triton(backend, value):
-        return _by_kernels(query, key, value, prior, kind, frozen, with_squares=True)
-    how: dict[str, Any] = {"kind": kind, "frozen": frozen, "backend": backend}
-    return prior_attention(query, key, value, prior, **how), None
+        from bcosvit.ops import attention_triton
 
+        weight = None
+        if kind != "none":
+            assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
+            weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
+        return attention_triton.attend(query, key, value, weight, kind, frozen, with_squares)
+    if use_cpu(backend, query, key, value):
+        from bcosvit.ops import attention_cpu
 
-def _by_kernels(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prior: Tensor | None,
-    kind: PriorKind,
-    frozen: bool,
-    *,
-    with_squares: bool,
-) -> tuple[Tensor, Tensor | None]:
-    from bcosvit.ops import attention_triton
-
-    weight = None
-    if kind != "none":
-        assert prior is not None, f"prior attention of kind {kind!r} needs a prior"
-        weight = prior.float() if kind == "add" else prior.float().softmax(-1).to(value.dtype)
-    return attention_triton.attend(query, key, value, weight, kind, frozen, with_squares)
+        if attention_cpu.suits(query, key, value, prior, frozen):
+            return attention_cpu.attend(query, key, value, prior, kind, frozen), None
+    matrix = constant_if(frozen, attention_matrix(query, key, prior, kind, frozen))
+    return matmul(matrix.to(value.dtype), value, frozen=frozen), None

@@ -397,7 +397,7 @@ class _Request:
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
             (b"content-security-policy", POLICY.encode()),
-            # Of what is left of the request, no answer is made.
+            # What else comes on this connection gets no answer.
             (b"connection", b"close"),
         ]
         start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
