@@ -268,6 +268,7 @@ def find_suspicions(
 def _for_rivals(bench: Bench, adjoint: Adjoint, images: Tensor, numbers: Array) -> Array:
     """Contributions to the class that comes next, for images of one class [N, G, G]."""
     found, label = [], torch.from_numpy(bench.evidence.label[numbers])
+    images = images.to(next(bench.model.parameters()))
     for some, own in zip(
         images.split(bench.batch_size), label.split(bench.batch_size), strict=True
     ):
